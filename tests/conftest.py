@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from functools import cache
 
 import numpy as np
@@ -33,10 +34,9 @@ def cuda_is_there() -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("docker") and not docker_answers():
-            # on CI a missing engine is a failure of the set-up, never a silent skip
-            if not os.environ.get("CI"):
-                item.add_marker(pytest.mark.skip(reason="no Docker engine answers: run make setup"))
+        # on CI a missing engine is a failure of the set-up, never a silent skip
+        if item.get_closest_marker("docker") and not os.environ.get("CI") and not docker_answers():
+            item.add_marker(pytest.mark.skip(reason="no Docker engine answers: run make setup"))
         if item.get_closest_marker("gpu") and not cuda_is_there():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
@@ -44,8 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Same draws in every run; torch is seeded only where the test's module loaded it."""
-    import sys
-
     random.seed(42)
     np.random.seed(42)
     if "torch" in sys.modules:

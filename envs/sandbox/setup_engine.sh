@@ -24,18 +24,20 @@ start_engine() {
   if [ -d /run/systemd/system ]; then
     systemctl start docker >/dev/null 2>&1
   else
-    # a killed daemon leaves its pid file, and refuses to start while another process has that number
-    local pidfile pid
+    # a killed daemon leaves its pid file, and refuses to start while another process (or its own zombie) has that number
+    local pidfile pid daemon
     for pidfile in /var/run/docker.pid /var/run/docker/containerd/containerd.pid; do
       pid=$(cat "$pidfile" 2>/dev/null) || continue
-      grep -q -E '^(dockerd|containerd)$' "/proc/$pid/comm" 2>/dev/null || rm -f "$pidfile"
+      grep -q -E "^$pid \((dockerd|containerd)\) [^Z]" "/proc/$pid/stat" 2>/dev/null || rm -f "$pidfile"
     done
     say "starting dockerd, log in $LOG"
     # episodes run without a network, so the engine needs neither a bridge nor firewall rules
     setsid dockerd --iptables=false --bridge=none >>"$LOG" 2>&1 </dev/null 9>&- &
+    daemon=$!
   fi
   for _ in $(seq 150); do
     answers && return 0
+    [ -z "${daemon:-}" ] || kill -0 "$daemon" 2>/dev/null || return 1
     sleep 0.2
   done
   return 1
