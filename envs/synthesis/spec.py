@@ -1,0 +1,48 @@
+"""What a generator hands to the rest of the synthesis: a task as plain values, before any folder or container exists."""
+
+from dataclasses import dataclass
+
+from burnish.envs.synthesis.words import COMPOUND
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleTurn:
+    """One turn of the oracle solution."""
+
+    command: str
+    """One line of shell, as the policy would write it."""
+    output: str
+    """What a terminal shows for it; the oracle gate compares the real output with this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """A task: what is asked, what lies in the working directory, what must lie there afterwards, and one way there."""
+
+    family: str
+    difficulty: int
+    split: str
+    name: str
+    """The compound that ends up in the task's id."""
+    instruction: str
+    files: dict[str, bytes]
+    """Initial files, by path relative to the working directory."""
+    turns: tuple[OracleTurn, ...]
+    expected: dict[str, bytes]
+    """Files that must hold exactly this at the end, untouched ones included; a missing final newline is forgiven."""
+    absent: tuple[str, ...]
+    """Paths at which no regular file may be left."""
+    answers: tuple[str, ...]
+    """What a solver has to produce: lines and names that no initial file holds."""
+
+    @property
+    def artifacts(self) -> tuple[str, ...]:
+        """Every path the hidden tests look at: these, and nothing else, leave the agent's sandbox."""
+        return tuple(sorted({*self.files, *self.expected, *self.absent}))
+
+    @property
+    def compounds(self) -> frozenset[str]:
+        """Every compound name in the task's text: all of them belong to its split."""
+        text = [self.instruction, *(turn.command for turn in self.turns), *self.artifacts]
+        contents = [content.decode() for content in (*self.files.values(), *self.expected.values())]
+        return frozenset(COMPOUND.findall("\n".join(text + contents)))

@@ -1,0 +1,70 @@
+"""The vocabulary of the generated tasks: compound names such as `amber-wheel`, and which split may use which.
+
+Every first word is one token of the DeepSeek tokenizer with and without a leading space; every second word is one
+token bare, after a space and after a hyphen (`-wheel`), so a compound is two tokens wherever it stands. No word is the
+beginning or end of another of its list, so one compound never hides inside a longer one. A small policy can copy such
+names without learning to spell. tests/envs/test_synthesis_families.py checks all of it on the real tokenizer.
+
+Pairs are divided between the splits by a hash: a held-out name cannot occur in a training task, by construction.
+"""
+
+import hashlib
+import random
+import re
+
+_FIRST = """
+    amber blue bold bright broad civil clean clear cold cool dark deep digital direct double dry early easy
+    empty equal extra fair fine flat formal fresh full global gold grand gray great green happy hard heavy
+    hidden hot ideal inner iron joint large late little local long major minor mixed modern native odd orange
+    outer perfect plain plastic poor pretty prime pure quick quiet rare raw ready real red rich rough round
+    safe sharp short simple slow small smart social soft solid special steady strong thin tiny upper urban
+    valid vast virtual wet white whole wide wild wise yellow young
+"""
+_SECOND = """
+    air arm ball band bar beam bed block board body bond book box brain button card chain chair chip circle
+    city clock cloud color cycle door drop earth edge engine eye family field film filter fire flight floor
+    food foot frame fuel game gas glass group hand home hour house human icon lab land leaf letter mail map
+    market metal meter money month night office pack party piece plane player pot power road rock room scale
+    school screen song space speed square stage star stream team town track tree wall water wave web week
+    wheel wing worker world yard year
+"""
+
+FIRST_WORDS = tuple(_FIRST.split())
+SECOND_WORDS = tuple(_SECOND.split())
+
+SPLITS = ("train", "heldout")
+COMPOUND = re.compile(r"[a-z]+-[a-z]+")
+
+
+def split_of(compound: str) -> str:
+    """The only split whose tasks may contain this compound; half of all pairs go to each."""
+    return SPLITS[hashlib.sha256(compound.encode()).digest()[0] & 1]
+
+
+class NameSource:
+    """Draws compounds of one split for one task; no word is drawn twice, so a name is known by its first word."""
+
+    def __init__(self, rng: random.Random, split: str, num_words: int = len(FIRST_WORDS) + len(SECOND_WORDS)) -> None:
+        """
+        Args:
+            rng: the task's own generator.
+            split: `train` or `heldout`.
+            num_words: how many words to draw from, half first and half second words; at least 80.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+        if not 80 <= num_words <= len(FIRST_WORDS) + len(SECOND_WORDS):
+            raise ValueError(f"num_words must be 80..{len(FIRST_WORDS) + len(SECOND_WORDS)}, got {num_words}")
+        self._rng = rng
+        self._split = split
+        self._first = list(FIRST_WORDS[: num_words // 2])
+        self._second = list(SECOND_WORDS[: num_words // 2])
+
+    def draw(self) -> str:
+        """A compound of the split, made of two words that this task has not used yet."""
+        while True:
+            first, second = self._rng.choice(self._first), self._rng.choice(self._second)
+            if split_of(f"{first}-{second}") == self._split:
+                self._first.remove(first)
+                self._second.remove(second)
+                return f"{first}-{second}"
