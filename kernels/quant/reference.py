@@ -1,0 +1,154 @@
+"""Pure-torch twins of the quantisers: the fake forms the model computes with and the codes the caches store.
+
+Formats (model paper, cache numerics): FP8 = E4M3 with an E8M0 scale for 32 channels (window keys); MXFP4 = E2M1 with
+an E8M0 scale for 32 channels (index keys and queries); NVFP4 = E2M1 with an E4M3 scale for 16 channels and no tensor
+scale (main entries). A ragged last group is filled up with zeros. Everything is fp32 inside; decode(encode(x)) equals
+the fake form bit for bit, signed zeros included.
+"""
+
+import torch
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# a magnitude strictly above bound i rounds to code i+1 or more; ties go to the even code, so bounds alternate in kind
+_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+FP8_GROUP, MXFP4_GROUP, NVFP4_GROUP = 32, 32, 16
+
+
+def p2ceil(x: torch.Tensor) -> torch.Tensor:
+    """Smallest power of two >= x, for positive normal fp32 x, from the bits (never through log2)."""
+    bits = x.float().contiguous().view(torch.int32)
+    up = (bits & 0x7FFFFF) != 0
+    return ((bits & 0x7F800000) + (up.to(torch.int32) << 23)).view(torch.float32)
+
+
+def e2m1_code(x: torch.Tensor) -> torch.Tensor:
+    """Nearest E2M1 magnitude index of |x| (ties to the even code, saturating at 6), uint8 in 0..7."""
+    m = x.abs()
+    code = torch.zeros_like(m, dtype=torch.uint8)
+    for i, bound in enumerate(_BOUNDS):
+        code += ((m > bound) if i % 2 == 0 else (m >= bound)).to(torch.uint8)
+    return code
+
+
+def _groups(x: torch.Tensor, group: int) -> torch.Tensor:
+    """[..., C] -> [..., ceil(C/group), group] fp32, zero-filled."""
+    pad = -x.shape[-1] % group
+    x = x.float()
+    if pad:
+        x = torch.nn.functional.pad(x, (0, pad))
+    return x.unflatten(-1, (-1, group))
+
+
+def _scale(groups: torch.Tensor, kind: str) -> torch.Tensor:
+    """Group scales [..., G, 1] fp32. `* (1/448)` and `* (1/6)` are multiplications on purpose, `/ 6` a division."""
+    amax = groups.abs().amax(-1, keepdim=True)
+    if kind == "fp8":
+        return p2ceil(amax.clamp_min(1e-4) * (1.0 / 448.0))
+    if kind == "mxfp4":
+        return p2ceil(amax.clamp_min(6.0 * 2.0**-126) * (1.0 / 6.0))
+    return (amax.clamp_min(6.0 * 2.0**-9) / 6.0).clamp_max(448.0).to(torch.float8_e4m3fn).float()
+
+
+def _levels(device: torch.device) -> torch.Tensor:
+    return torch.tensor(E2M1, device=device, dtype=torch.float32)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Rounds forward; the gradient passes as if nothing had happened."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, kind: str) -> torch.Tensor:
+        group = {"fp8": FP8_GROUP, "mxfp4": MXFP4_GROUP, "nvfp4": NVFP4_GROUP}[kind]
+        groups = _groups(x, group)
+        scale = _scale(groups, kind)
+        if kind == "fp8":
+            rounded = (groups / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float()
+        else:
+            scaled = groups / scale
+            rounded = torch.copysign(_levels(x.device)[e2m1_code(scaled).long()], scaled)
+        return (rounded * scale).flatten(-2)[..., : x.shape[-1]].to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+def fake_fp8(x: torch.Tensor) -> torch.Tensor:
+    """`x` [..., C] rounded to FP8 (window keys), same shape and dtype; straight-through gradient."""
+    return _StraightThrough.apply(x, "fp8")
+
+
+def fake_mxfp4(x: torch.Tensor) -> torch.Tensor:
+    """`x` [..., C] rounded to MXFP4 (index queries and keys), same shape and dtype; straight-through gradient."""
+    return _StraightThrough.apply(x, "mxfp4")
+
+
+def fake_nvfp4(x: torch.Tensor) -> torch.Tensor:
+    """`x` [..., C] rounded to NVFP4 (main entries), same shape and dtype; straight-through gradient."""
+    return _StraightThrough.apply(x, "nvfp4")
+
+
+def _pack_e2m1(scaled: torch.Tensor) -> torch.Tensor:
+    """[..., C] -> [..., C/2] bytes, the low nibble is the even channel."""
+    code = e2m1_code(scaled) | (torch.signbit(scaled).to(torch.uint8) << 3)
+    return code[..., 0::2] | (code[..., 1::2] << 4)
+
+
+def _unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
+    """[..., C/2] bytes -> [..., C] fp32."""
+    code = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+    level = _levels(packed.device)[(code & 7).long()]
+    return torch.where(code >= 8, -level, level)
+
+
+def _e8m0_byte(scale: torch.Tensor) -> torch.Tensor:
+    return (scale.contiguous().view(torch.int32) >> 23).to(torch.uint8)
+
+
+def e8m0_value(byte: torch.Tensor) -> torch.Tensor:
+    """Powers of two 2^(byte-127) in fp32; byte 0 is the subnormal 2^-127."""
+    value = (byte.to(torch.int32) << 23).view(torch.float32)
+    return torch.where(byte == 0, torch.full_like(value, 2.0**-127), value)
+
+
+def encode_fp8(x: torch.Tensor) -> torch.Tensor:
+    """Window keys [..., C] -> rows [..., C + C/32] uint8: E4M3 payload, then E8M0 scales."""
+    groups = _groups(x, FP8_GROUP)
+    scale = _scale(groups, "fp8")
+    payload = (groups / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8).flatten(-2)
+    return torch.cat((payload, _e8m0_byte(scale).squeeze(-1)), -1)
+
+
+def decode_fp8(rows: torch.Tensor, channels: int) -> torch.Tensor:
+    """Inverse of `encode_fp8`: [..., channels] fp32."""
+    payload, scale = rows[..., :channels], rows[..., channels:]
+    value = payload.contiguous().view(torch.float8_e4m3fn).float().unflatten(-1, (-1, FP8_GROUP))
+    return (value * e8m0_value(scale).unsqueeze(-1)).flatten(-2)
+
+
+def encode_mxfp4(x: torch.Tensor) -> torch.Tensor:
+    """Index keys [..., C] -> rows [..., C/2 + C/32] uint8: packed E2M1, then E8M0 scales."""
+    groups = _groups(x, MXFP4_GROUP)
+    scale = _scale(groups, "mxfp4")
+    return torch.cat((_pack_e2m1((groups / scale).flatten(-2)), _e8m0_byte(scale).squeeze(-1)), -1)
+
+
+def decode_mxfp4(rows: torch.Tensor, channels: int) -> torch.Tensor:
+    """Inverse of `encode_mxfp4`: [..., channels] fp32."""
+    value = _unpack_e2m1(rows[..., : channels // 2]).unflatten(-1, (-1, MXFP4_GROUP))
+    return (value * e8m0_value(rows[..., channels // 2 :]).unsqueeze(-1)).flatten(-2)
+
+
+def encode_nvfp4(x: torch.Tensor) -> torch.Tensor:
+    """Main entries [..., C] -> rows [..., C/2 + C/16] uint8: packed E2M1, then E4M3 scales."""
+    groups = _groups(x, NVFP4_GROUP)
+    scale = _scale(groups, "nvfp4")
+    scale_byte = scale.to(torch.float8_e4m3fn).view(torch.uint8).squeeze(-1)
+    return torch.cat((_pack_e2m1((groups / scale).flatten(-2)), scale_byte), -1)
+
+
+def decode_nvfp4(rows: torch.Tensor, channels: int) -> torch.Tensor:
+    """Inverse of `encode_nvfp4`: [..., channels] fp32."""
+    value = _unpack_e2m1(rows[..., : channels // 2]).unflatten(-1, (-1, NVFP4_GROUP))
+    scale = rows[..., channels // 2 :].contiguous().view(torch.float8_e4m3fn).float()
+    return (value * scale.unsqueeze(-1)).flatten(-2)

@@ -1,0 +1,166 @@
+"""Released tensor names <-> the model's: read and write policy folders in the release's layout.
+
+A policy folder holds config.json, model.safetensors (or shards with model.safetensors.index.json), tokenizer.json and
+burnish.json (lineage). Our names equal the released ones except for the routed experts, which are stacked:
+`layers.<i>.ffn.experts.<e>.w1.weight` is slice e of `layers.<i>.ffn.experts.w1`. Every tensor is accounted for by
+name: a missing, unexpected, doubled or mis-shaped one is an error.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from burnish.policy.config import ModelConfig, load_config, to_released
+from burnish.policy.model.transformer import Transformer
+
+_EXPERT = re.compile(r"^(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight$")
+_STACK = re.compile(r"^(layers\.\d+\.ffn\.experts)\.(w[123])$")
+SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "burnish.json")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that does not hold this model: names the file and the tensor."""
+
+
+def released_tensors(model: Transformer) -> Iterator[tuple[str, torch.Tensor]]:
+    """(released name, tensor) of every parameter and buffer of `model`, stacks as views of their slices."""
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        match = _STACK.match(name)
+        if match is None:
+            yield name, tensor
+        else:
+            for expert, part in enumerate(tensor.unbind(0)):
+                yield f"{match[1]}.{expert}.{match[2]}.weight", part
+
+
+def read_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
+    """Stream (file, released name, tensor) from a folder, one tensor in memory at a time.
+
+    Raises:
+        CheckpointError: an index naming a missing file or a tensor that its file lacks, an unreadable file.
+    """
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = json.loads(index.read_text())["weight_map"]
+        wanted: dict[str, list[str]] = {}
+        for name, file in weight_map.items():
+            wanted.setdefault(file, []).append(name)
+        for file, names in wanted.items():
+            if not (directory / file).is_file():
+                raise CheckpointError(f"{index} puts tensor {names[0]} into {file}, but that file is missing")
+    else:
+        wanted = {"model.safetensors": []}
+        if not (directory / "model.safetensors").is_file():
+            raise CheckpointError(f"no model.safetensors and no model.safetensors.index.json in {directory}")
+    for file, names in wanted.items():
+        path = directory / file
+        try:
+            with safe_open(path, "pt") as archive:
+                present = set(archive.keys())
+                for name in names or sorted(present):
+                    if name not in present:
+                        raise CheckpointError(f"{path}: tensor {name} is in the index but not in this file")
+                    yield path, name, archive.get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path}: not a whole safetensors file ({error})") from error
+
+
+@torch.no_grad()
+def load_weights(model: Transformer, directory: Path) -> None:
+    """Copy a folder's tensors into `model`, each exactly once.
+
+    Raises:
+        CheckpointError: a missing, unexpected, doubled or mis-shaped tensor, or one with block scales.
+    """
+    targets = dict(released_tensors(model))
+    filled: set[str] = set()
+    for path, name, tensor in read_tensors(directory):
+        if name.endswith(".scale"):
+            raise CheckpointError(
+                f"{path}: tensor {name} is a block scale; quantised checkpoints cannot be read yet, "
+                f"convert the folder to bf16 first"
+            )
+        if name not in targets:
+            raise CheckpointError(f"{path}: tensor {name} does not belong to this model")
+        if name in filled:
+            raise CheckpointError(f"{path}: tensor {name} was read already")
+        target = targets[name]
+        if tensor.shape != target.shape:
+            raise CheckpointError(
+                f"{path}: tensor {name} must be {list(target.shape)} for this config, got {list(tensor.shape)}"
+            )
+        target.copy_(tensor)
+        filled.add(name)
+    missing = [name for name in targets if name not in filled]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"{directory}: tensor {missing[0]} is missing{more}")
+
+
+def load_policy(directory: Path | str, *, device: torch.device | str = "cpu") -> Transformer:
+    """The model of a policy folder, weights in fp32 (CPU) or as the config says.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ConfigError, CheckpointError: what is wrong and where.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise FileNotFoundError(f"no policy folder at {directory}; make one with `burnish init`")
+    model = Transformer(load_config(directory))
+    load_weights(model, directory)
+    return model.to(device)
+
+
+def save_policy(model: Transformer, directory: Path | str, *, side_files_from: Path | str | None = None) -> Path:
+    """Write a policy folder in one step: a kill leaves the old folder or the new one, never a mixture.
+
+    Args:
+        model: weights are written as they are kept.
+        directory: replaced if it is there.
+        side_files_from: folder whose tokenizer, generation config and burnish.json are copied along.
+
+    Returns:
+        The folder.
+    """
+    directory = Path(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staged = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    if staged.exists():
+        shutil.rmtree(staged)
+    staged.mkdir()
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in released_tensors(model)}
+    save_file(tensors, staged / "model.safetensors", metadata={"format": "pt"})
+    (staged / "config.json").write_text(json.dumps(released_config(model.config), indent=1) + "\n")
+    if side_files_from is not None:
+        for name in SIDE_FILES:
+            if (Path(side_files_from) / name).is_file():
+                shutil.copy2(Path(side_files_from) / name, staged / name)
+    for path in staged.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    if directory.exists():
+        retired = directory.with_name(f".{directory.name}.{os.getpid()}.old")
+        directory.rename(retired)
+        staged.rename(directory)
+        shutil.rmtree(retired)
+    else:
+        staged.rename(directory)
+    folder = os.open(directory.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+    return directory
+
+
+def released_config(config: ModelConfig) -> dict:
+    """config.json's content for weights that are written unquantised, in fp32."""
+    raw = to_released(config)
+    raw["dtype"] = "float32"
+    return raw

@@ -1,0 +1,403 @@
+"""ModelConfig: the architecture's constants, read from and written to the released config.json. Torch-free.
+
+Knows nothing of weights or devices. Source of every field and rule: the released file's `text_config`; the layer
+schedule (`layer_modes`) is derived from it as the reference implementations do.
+"""
+
+import json
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A config.json or preset that does not describe a model: names the file and the key."""
+
+
+class LayerMode(StrEnum):
+    """What a layer's long-range attention owns (CSA2)."""
+
+    window = "window"
+    """Compression ratio 0: the sliding window alone."""
+    full = "full"
+    """Writes main entries and index keys, selects its own."""
+    reindex = "reindex"
+    """Reads a source's entries, selects with its own index queries."""
+    reuse = "reuse"
+    """Reads a source's entries and another layer's selection."""
+
+
+@dataclass(kw_only=True)
+class RopeScaling:
+    """Frequency-only YaRN of the layers with a compression ratio; no attention temperature."""
+
+    factor: float = 16.0
+    """Frequencies below the ramp are divided by this."""
+    beta_fast: float = 32.0
+    """Rotations over the original length above which a frequency stays as it is."""
+    beta_slow: float = 1.0
+    """Rotations below which a frequency is fully scaled."""
+    original_max_position_embeddings: int = 65536
+    """Original context length, tokens."""
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """DeepSeek-V4.1 text tower; field names are the release's."""
+
+    vocab_size: int = 129280
+    """Rows of embedding and head."""
+    hidden_size: int = 5120
+    """D, channels of one residual stream."""
+    moe_intermediate_size: int = 2304
+    """Width of one routed or shared expert."""
+    num_hidden_layers: int = 40
+    """Backbone blocks."""
+    num_attention_heads: int = 64
+    """Query heads; all read one latent."""
+    num_key_value_heads: int = 1
+    """Must be 1: key and value are the same latent."""
+    head_dim: int = 512
+    """Channels of a head and of the latent."""
+    qk_rope_head_dim: int = 64
+    """Rotated tail of a head and of an index head."""
+    q_lora_rank: int = 1280
+    """Query latent."""
+    o_lora_rank: int = 1024
+    """Output rank of one head group."""
+    o_groups: int = 8
+    """Head groups of the output projection."""
+    swiglu_limit: float = 10.0
+    """Clamp inside SwiGLU."""
+    rms_norm_eps: float = 1e-20
+    """Every text-side RMS statistic."""
+    initializer_range: float = 0.02
+    """Standard deviation of initial weights."""
+    max_position_embeddings: int = 1048576
+    """Context length, tokens."""
+    rope_theta: float = 10000.0
+    """Base of layers with ratio 0."""
+    rope_scaling: RopeScaling = field(default_factory=RopeScaling)
+    """YaRN of layers with a ratio."""
+    compress_rope_theta: float = 160000.0
+    """Base of layers with a ratio."""
+    n_routed_experts: int = 384
+    """Experts a layer."""
+    n_shared_experts: int = 1
+    """Must be 1."""
+    num_experts_per_tok: int = 6
+    """Experts a token."""
+    norm_topk_prob: bool = True
+    """Renormalise the chosen scores."""
+    routed_scaling_factor: float = 1.5
+    """Factor on the renormalised scores."""
+    gate_temp: float = 1.0
+    """Router logits are divided by it."""
+    sliding_window: int = 128
+    """W, window keys a query sees, itself included."""
+    compress_ratios: list[int] = field(default_factory=lambda: [0, 0] + [2] * 18 + [1] * 20 + [0] * 3)
+    """Tokens an entry of the cache that a layer reads stands for; 0: window only. Draft layers follow the backbone's."""
+    kv_source_layer_ids: list[int] = field(default_factory=lambda: [2, 8, 14, 20])
+    """Full layers."""
+    index_source_layer_ids: list[int] = field(default_factory=lambda: [2, 8, 14, 20, 24, 28, 32, 36])
+    """Full and Reindex layers."""
+    index_n_heads: int = 32
+    """Index query heads."""
+    index_head_dim: int = 128
+    """Channels of an index head."""
+    index_topk: int = 512
+    """Entries a query selects at most."""
+    candidate_source_layer_id: int = 20
+    """Layer that publishes the candidate pool; -1: none."""
+    candidate_topk_blocks: int = 2048
+    """Blocks in the pool."""
+    candidate_block_size: int = 8
+    """Entries a block."""
+    hc_mult: int = 4
+    """S, residual streams."""
+    hc_sinkhorn_iters: int = 20
+    """Column normalisations of the mixing matrix."""
+    hc_eps: float = 1e-6
+    """Added in pre, comb and every Sinkhorn denominator."""
+    engram_layer_ids: list[int] = field(default_factory=lambda: [1, 14])
+    """Layers with an n-gram memory before the block."""
+    engram_num_embeddings: list[int] = field(default_factory=lambda: [384006168, 384016682])
+    """Rows of each memory table."""
+    engram_max_ngram_size: int = 4
+    """Longest n-gram hashed."""
+    engram_vocab_size: int = 16000000
+    """Start of the prime search."""
+    engram_n_heads: int = 8
+    """Hash heads an order."""
+    engram_head_dim: int = 256
+    """Row width."""
+    engram_pad_token_id: int = 2
+    """Raw id that pads n-grams."""
+    engram_compressed_vocab_size: int = 99092
+    """Classes of the tokenizer compression."""
+    num_nextn_predict_layers: int = 3
+    """DSpark blocks; 0: no draft."""
+    dspark_block_size: int = 5
+    """Tokens drafted at once."""
+    dspark_noise_token_id: int = 128799
+    """Placeholder of un-drafted slots."""
+    dspark_target_layer_ids: list[int] = field(default_factory=lambda: [37, 38, 39])
+    """Layers whose inputs feed the draft."""
+    dspark_markov_rank: int = 256
+    """Rank of the Markov head."""
+    dspark_n_routed_experts: int = 128
+    """Experts of a draft block."""
+    dspark_num_experts_per_tok: int = 3
+    """Experts a draft token."""
+    bos_token_id: int = 0
+    """Begin of sentence."""
+    eos_token_id: int = 1
+    """End of sentence."""
+    pad_token_id: int = 2
+    """Padding."""
+    image_token_id: int = 129264
+    """Every token of an image span."""
+
+    def __post_init__(self) -> None:
+        checks = [
+            (self.num_key_value_heads == 1, "num_key_value_heads", "1", self.num_key_value_heads),
+            (self.n_shared_experts == 1, "n_shared_experts", "1", self.n_shared_experts),
+            (
+                self.num_attention_heads % self.o_groups == 0,
+                "num_attention_heads",
+                f"a multiple of o_groups ({self.o_groups})",
+                self.num_attention_heads,
+            ),
+            (
+                self.qk_rope_head_dim % 2 == 0 and self.qk_rope_head_dim <= min(self.head_dim, self.index_head_dim),
+                "qk_rope_head_dim",
+                f"even and at most {min(self.head_dim, self.index_head_dim)}",
+                self.qk_rope_head_dim,
+            ),
+            (
+                len(self.compress_ratios) >= self.num_hidden_layers + self.num_nextn_predict_layers,
+                "compress_ratios",
+                f"{self.num_hidden_layers + self.num_nextn_predict_layers} entries (backbone and draft)",
+                len(self.compress_ratios),
+            ),
+            (all(r >= 0 for r in self.compress_ratios), "compress_ratios", "no negative ratio", self.compress_ratios),
+            (
+                set(self.kv_source_layer_ids) <= set(self.index_source_layer_ids),
+                "kv_source_layer_ids",
+                f"a subset of index_source_layer_ids {self.index_source_layer_ids}",
+                self.kv_source_layer_ids,
+            ),
+            (
+                self.candidate_source_layer_id == -1 or self.candidate_source_layer_id in self.kv_source_layer_ids,
+                "candidate_source_layer_id",
+                f"-1 or one of kv_source_layer_ids {self.kv_source_layer_ids}",
+                self.candidate_source_layer_id,
+            ),
+            (
+                len(self.engram_layer_ids) == len(self.engram_num_embeddings),
+                "engram_num_embeddings",
+                f"one entry for each of engram_layer_ids ({len(self.engram_layer_ids)})",
+                len(self.engram_num_embeddings),
+            ),
+            (
+                self.num_experts_per_tok <= self.n_routed_experts,
+                "num_experts_per_tok",
+                f"at most n_routed_experts ({self.n_routed_experts})",
+                self.num_experts_per_tok,
+            ),
+        ]
+        for name in ("kv_source_layer_ids", "index_source_layer_ids"):
+            ids = getattr(self, name)
+            rising = all(a < b for a, b in zip(ids, ids[1:], strict=False))
+            checks.append((rising, name, "strictly increasing layer ids", ids))
+            inside = all(0 <= i < self.num_hidden_layers for i in ids)
+            checks.append((inside, name, f"layer ids below num_hidden_layers ({self.num_hidden_layers})", ids))
+        for ok, key, expected, got in checks:
+            if not ok:
+                raise ConfigError(f"model config: {key} must be {expected}, got {got}")
+        self.layers()  # raises on a schedule that names no source
+
+    def layers(self) -> list["LayerPlan"]:
+        """The schedule: for each backbone layer its mode, ratio and the layers whose entries and selection it reads.
+
+        Raises:
+            ConfigError: a layer with a ratio has no source of that ratio at or below it.
+        """
+        plans, kv_source, index_source = [], -1, -1
+        for layer in range(self.num_hidden_layers):
+            ratio = self.compress_ratios[layer]
+            if ratio == 0:
+                if layer in self.index_source_layer_ids:
+                    raise ConfigError(f"model config: compress_ratios[{layer}] is 0, but layer {layer} is a source")
+                plans.append(LayerPlan(layer=layer, mode=LayerMode.window, ratio=0, kv_source=-1, index_source=-1))
+                continue
+            if layer in self.kv_source_layer_ids:
+                kv_source = layer
+            if layer in self.index_source_layer_ids:
+                index_source = layer
+            if kv_source < 0 or self.compress_ratios[kv_source] != ratio:
+                raise ConfigError(
+                    f"model config: layer {layer} has compression ratio {ratio}, but no kv_source_layer_ids entry "
+                    f"at or below it has that ratio"
+                )
+            mode = LayerMode.reuse
+            if layer == kv_source:
+                mode = LayerMode.full
+            elif layer == index_source:
+                mode = LayerMode.reindex
+            pooled = mode is LayerMode.reindex and 0 <= self.candidate_source_layer_id < layer
+            plans.append(
+                LayerPlan(
+                    layer=layer, mode=mode, ratio=ratio, kv_source=kv_source, index_source=index_source, pooled=pooled
+                )
+            )
+        return plans
+
+    @property
+    def decoder_start(self) -> int:
+        """First layer of the decoder half: the last layer that writes global entries (20 in Flash)."""
+        return self.kv_source_layer_ids[-1]
+
+    @property
+    def main_row_bytes(self) -> int:
+        """Bytes of one stored main entry: E2M1 payload and one E4M3 scale for 16 channels (288 in Flash)."""
+        return self.head_dim // 2 + self.head_dim // 16
+
+    @property
+    def index_row_bytes(self) -> int:
+        """Bytes of one stored index key: E2M1 payload and one E8M0 scale for 32 channels (68 in Flash)."""
+        return self.index_head_dim // 2 + self.index_head_dim // 32
+
+    @property
+    def window_row_bytes(self) -> int:
+        """Bytes of one stored window key: E4M3 payload and one E8M0 scale for 32 channels (528 in Flash)."""
+        return self.head_dim + self.head_dim // 32
+
+    def global_bytes(self, num_tokens: int) -> int:
+        """Bytes of global cache that `num_tokens` tokens of one context hold (890 a token in Flash)."""
+        entry = self.main_row_bytes + self.index_row_bytes
+        return sum(num_tokens // self.compress_ratios[layer] * entry for layer in self.kv_source_layer_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """Static role of one backbone layer."""
+
+    layer: int
+    mode: LayerMode
+    ratio: int
+    """Tokens an entry; 0: none."""
+    kv_source: int
+    """Layer whose main entries are read, -1: none."""
+    index_source: int
+    """Layer whose selection is read, -1: none."""
+    pooled: bool = False
+    """Selection is restricted to the candidate pool."""
+
+
+# read, checked and otherwise without effect on this model: constants of the architecture or of the framework
+_FIXED = {
+    "hidden_act": "silu",
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": False,
+    "model_type": "deepseek_v41_text",
+}
+_FRAMEWORK = {
+    "architectures", "output_hidden_states", "output_attentions", "return_dict", "dtype", "torch_dtype", "use_cache",
+    "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "problem_type", "_name_or_path",
+    "transformers_version", "router_aux_loss_coef", "text_config", "vision_config", "quantization_config",
+    "model_type", "image_token_id", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id",
+}  # fmt: skip
+
+
+def load_config(path: Path | str) -> ModelConfig:
+    """Read a released config.json (or a policy folder that holds one).
+
+    Raises:
+        ConfigError: not JSON, an unknown key, a constant of the architecture with another value, a failed rule.
+        FileNotFoundError: no such file.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"no config.json at {path}: give the folder of a policy")
+    try:
+        raw = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not JSON (line {error.lineno}: {error.msg})") from error
+    try:
+        return from_released(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def from_released(raw: dict[str, Any]) -> ModelConfig:
+    """Build a ModelConfig from the content of a released config.json.
+
+    Args:
+        raw: the top level; its `text_config` holds the text tower. `engram_pad_id` is accepted for
+            `engram_pad_token_id`; draft ratios missing from `compress_ratios` are zeros.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    text = dict(raw.get("text_config", raw))
+    known = {f.name for f in fields(ModelConfig)}
+    if "engram_pad_id" in text:
+        text["engram_pad_token_id"] = text.pop("engram_pad_id")
+    for key, value in _FIXED.items():
+        if key in text and text[key] != value:
+            raise ConfigError(f"text_config.{key} must be {value!r} for this architecture, got {text[key]!r}")
+    values: dict[str, Any] = {}
+    for key, value in text.items():
+        if key == "rope_scaling":
+            values[key] = _rope_scaling(value)
+        elif key in known:
+            values[key] = value
+        elif key not in _FRAMEWORK and key not in _FIXED:
+            raise ConfigError(f"text_config.{key} is not a key of this architecture")
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id"):
+        top = raw.get(key)
+        if values.get(key) is None and top is not None:
+            values[key] = top
+    values = {key: value for key, value in values.items() if value is not None}
+    depth = values.get("num_hidden_layers", 40) + values.get("num_nextn_predict_layers", 3)
+    if "compress_ratios" in values:
+        values["compress_ratios"] = values["compress_ratios"] + [0] * (depth - len(values["compress_ratios"]))
+    return ModelConfig(**values)
+
+
+def _rope_scaling(raw: dict[str, Any]) -> RopeScaling:
+    kind = raw.get("type", raw.get("rope_type", "yarn"))
+    if kind != "yarn":
+        raise ConfigError(f"text_config.rope_scaling.type must be 'yarn', got {kind!r}")
+    known = {f.name for f in fields(RopeScaling)}
+    unknown = set(raw) - known - {"type", "rope_type", "mscale", "mscale_all_dim", "attention_factor"}
+    if unknown:
+        raise ConfigError(f"text_config.rope_scaling.{sorted(unknown)[0]} is not a key of this architecture")
+    return RopeScaling(**{key: value for key, value in raw.items() if key in known})
+
+
+def to_released(config: ModelConfig) -> dict[str, Any]:
+    """The released config.json's content for `config`; `from_released` reads it back equal."""
+    text: dict[str, Any] = {}
+    for f in fields(ModelConfig):
+        value = getattr(config, f.name)
+        if f.name == "rope_scaling":
+            value = {"type": "yarn", **{g.name: getattr(value, g.name) for g in fields(RopeScaling)}}
+        text[f.name] = value
+    text.update(_FIXED)
+    ids = {key: text[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id")}
+    del text["image_token_id"]
+    return {
+        "architectures": ["DeepseekV41ForCausalLM"],
+        "model_type": "deepseek_v41",
+        "dtype": "bfloat16",
+        **ids,
+        "text_config": text,
+    }
