@@ -1,0 +1,105 @@
+"""The table of verbs: for each its entry point, its root dataclass and what the command line adds to plain overrides."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """One word of `burnish WORD`. Its YAML is configs/<name>.yaml."""
+
+    name: str
+    summary: str
+    entry: str
+    """`module:function`; takes the root dataclass, returns an exit code or None."""
+    config: str
+    """`module:Class` of the root dataclass."""
+    positional: str | None = None
+    """Key that a bare word fills (`burnish audit RUN`)."""
+    flags: dict[str, str] = field(default_factory=dict)
+    """Option -> key that it fills (`--cases 'text*,quant'`)."""
+
+    def config_class(self) -> type:
+        return load(self.config)
+
+    def entry_point(self) -> Callable[[Any], int | None]:
+        return load(self.entry)
+
+
+def load(path: str) -> Any:
+    """Import `module:attribute`."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+# ordered as a newcomer meets them; modules are imported only when their verb runs
+VERBS: dict[str, Verb] = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            name="quickstart",
+            summary="synth, SFT, RL and eval of the tiny policy on this machine, with a report",
+            entry="burnish.configs.quickstart:main",
+            config="burnish.configs.quickstart:QuickstartRun",
+        ),
+        Verb(
+            name="synth",
+            summary="synthesise agent tasks and keep those that pass the gates",
+            entry="burnish.envs.synthesis.pipeline:main",
+            config="burnish.envs.config:SynthRun",
+        ),
+        Verb(
+            name="init",
+            summary="write a policy folder with fresh weights from a preset",
+            entry="burnish.policy.initialize:main",
+            config="burnish.policy.config:InitRun",
+        ),
+        Verb(
+            name="sft",
+            summary="train a policy on trajectories, loss on what the assistant said",
+            entry="burnish.sft.train:main",
+            config="burnish.sft.config:SftRun",
+        ),
+        Verb(
+            name="rl",
+            summary="let the policy act on tasks, score it and learn from it",
+            entry="burnish.rollout.train:main",
+            config="burnish.rollout.config:RlRun",
+        ),
+        Verb(
+            name="eval",
+            summary="score a policy (or the oracle, or nothing) on a task set, with intervals",
+            entry="burnish.rollout.evaluate:main",
+            config="burnish.rollout.config:EvalRun",
+        ),
+        Verb(
+            name="serve",
+            summary="answer OpenAI chat and completion requests with a policy",
+            entry="burnish.policy.inference.server:main",
+            config="burnish.policy.inference.config:ServeRun",
+        ),
+        Verb(
+            name="parity",
+            summary="compare this code with golden vectors, tensor by tensor",
+            entry="burnish.policy.parity:main",
+            config="burnish.policy.config:ParityRun",
+            positional="dir",
+            flags={"--cases": "cases"},
+        ),
+        Verb(
+            name="audit",
+            summary="prove that a run trained, dropped or kept every slot exactly once",
+            entry="burnish.rollout.audit:main",
+            config="burnish.rollout.config:AuditRun",
+            positional="run",
+        ),
+        Verb(
+            name="reap",
+            summary="remove containers that dead runs left behind",
+            entry="burnish.envs.sandbox.reap:main",
+            config="burnish.envs.config:ReapRun",
+        ),
+    )
+}
