@@ -67,7 +67,10 @@ def check(override: Override, cfg: DictConfig) -> str:
         ) from error
     if parsed.is_sweep_override():
         raise UserError(f"{override.key}: expected one value, got {override.value!r}; write a list as [a,b]")
-    _check_value(override.key, parsed.value(), kind, override.value)
+    value = parsed.value()
+    _check_value(override.key, value, kind, override.value)
+    if _bare(kind) is int and isinstance(value, float):
+        return f"{override.prefix}{override.key}={int(value)}"  # OmegaConf takes no 1e6 for an integer
     return text
 
 

@@ -35,7 +35,7 @@ def compose(verb_name: str, texts: Sequence[str] = ()) -> Any:
     cfg = compose_tree(VERBS[verb_name], texts)
     if missing := sorted(OmegaConf.missing_keys(cfg)):
         docs = field_docs(VERBS[verb_name].config_class())
-        what = f" ({docs[missing[0]]})" if docs.get(missing[0]) else ""
+        what = f" ({docs[missing[0]].rstrip('.')})" if docs.get(missing[0]) else ""
         raise UserError(f"{missing[0]} is required{what}: give {missing[0]}=...")
     try:
         return OmegaConf.to_object(cfg)
