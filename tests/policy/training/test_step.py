@@ -137,10 +137,15 @@ def test_another_zero_stage_is_refused_by_name(tmp_path):
 def test_two_ranks_through_gloo(tmp_path):
     """rl.md row 1: rank A token losses [1,1,1,1], rank B [3] have the gradient 1.4, at every ZeRO stage."""
     worker = Path(__file__).with_name("ranks_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", str(worker), str(tmp_path)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(worker), str(tmp_path)]
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=env)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    try:
+        output, _ = launcher.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        launcher.terminate()  # torchrun passes it on to the ranks; a kill would orphan them
+        raise
+    assert launcher.returncode == 0, output[-3000:]
     results = json.loads((tmp_path / "results.json").read_text())
     for stage in (0, 1, 2):
         for case in ("row 1", "uneven", "nothing on rank 1"):
