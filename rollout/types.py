@@ -16,7 +16,7 @@ import numpy as np
 from burnish.policy.inference.prefill import PrefillEntry
 from burnish.verifiers.types import Outcome, Verdict
 
-REWARDED = frozenset({Outcome.finished, Outcome.budget_exhausted, Outcome.agent_crashed_env})
+REWARDED = frozenset(outcome for outcome in Outcome if outcome.has_reward)
 """Outcomes that carry a reward. The others say nothing about the policy: their slot is tried again, never scored 0."""
 
 ABSENT_ROUTE = 0xFFFF
