@@ -1,0 +1,61 @@
+"""From a packed batch to the log-probability of every target token: what losses of SFT and RL start from.
+
+Shapes: R rows of the batch, N loss rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from burnish.policy.model.graph_store import GraphStore
+from burnish.policy.model.transformer import Transformer
+from burnish.policy.training.packing import PackedBatch
+
+
+@dataclass(kw_only=True)
+class Scored:
+    """What the policy says about the targets of a batch."""
+
+    row: torch.Tensor
+    """[N] int64, the loss rows' numbers in the batch: `batch.fields[name][row]` are their values."""
+    logprob: torch.Tensor
+    """[N] fp32 with its graph, log-probability of each target."""
+    entropy: torch.Tensor
+    """[N] fp32 without graph, nats."""
+    experts: list[torch.Tensor]
+    """One tensor a layer [Q, K], the experts that were used."""
+
+
+def score(
+    model: Transformer,
+    batch: PackedBatch,
+    *,
+    deterministic: bool = False,
+    forced_experts: Sequence[torch.Tensor] | None = None,
+    temperature: float = 1.0,
+) -> Scored:
+    """Run a packed batch and score its targets; logits are made for loss rows only.
+
+    Args:
+        model: in the mode the caller wants gradients for.
+        batch: every loss row must be in the decoder half.
+        deterministic: bit for bit what the engine computes for the same rows.
+        forced_experts: see Transformer.forward.
+        temperature: divides the logits before the softmax.
+    """
+    output = model(
+        batch.rows, GraphStore(model.config, batch.rows), deterministic=deterministic, forced_experts=forced_experts
+    )
+    decoder_row = batch.rows.decoder.index
+    place = torch.nonzero(batch.loss_mask[decoder_row]).squeeze(1)
+    row = decoder_row[place]
+    hidden = output.hidden[place]
+    if deterministic:  # linears run in whole 16-row tiles
+        hidden = torch.nn.functional.pad(hidden, (0, 0, 0, -len(place) % 16))
+    logits = model.logits(hidden, deterministic=deterministic)[: len(place)]
+    all_logprobs = torch.log_softmax(logits / temperature if temperature != 1.0 else logits, dim=-1)
+    logprob = all_logprobs.gather(1, batch.target[row].unsqueeze(1)).squeeze(1)
+    with torch.no_grad():
+        entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+    return Scored(row=row, logprob=logprob, entropy=entropy, experts=output.experts)
