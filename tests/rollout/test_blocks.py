@@ -15,9 +15,9 @@ from burnish.rollout.token_log import TokenLog
 
 
 def entry(**changes) -> PrefillEntry:
-    fields = dict(
-        hit=0, source=PrefillSource.cold, end=2, decoder_start=0, decoder_floor=0, version=3, epoch=0
-    )  # fmt: skip
+    fields = {
+        "hit": 0, "source": PrefillSource.cold, "end": 2, "decoder_start": 0, "decoder_floor": 0, "version": 3, "epoch": 0
+    }  # fmt: skip
     return PrefillEntry(**{**fields, **changes})
 
 
@@ -203,7 +203,7 @@ def test_a_context_only_grows_at_its_end(tmp_path):
         with pytest.raises(ValueError, match="expected start 2, got 1"):
             log.open_turn(context_id="0", turn=1, start=1, input_ids=[7])
         log.open_turn(context_id="1", turn=1, start=0, input_ids=[7])  # another context is free to start anywhere
-        with pytest.raises(ValueError, match="rows 0..2 of a block of 1 tokens"):
+        with pytest.raises(ValueError, match=r"rows 0\.\.2 of a block of 1 tokens"):
             log.append_routes(0, np.zeros((2, 1, 1), np.uint16))
         log.seal_turn()
         with pytest.raises(ValueError, match="no turn is open"):
@@ -230,10 +230,10 @@ def test_a_missing_or_swapped_block_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(hit=3), "must lie in"),
-        (dict(hit=1), "cold prefill reuses nothing"),
-        (dict(decoder_floor=1), "decoder_floor <= decoder_start"),
-        (dict(source="warm"), "warm"),
+        ({"hit": 3}, "must lie in"),
+        ({"hit": 1}, "cold prefill reuses nothing"),
+        ({"decoder_floor": 1}, "decoder_floor <= decoder_start"),
+        ({"source": "warm"}, "warm"),
     ],
 )
 def test_an_impossible_prefill_entry_is_refused(changes, message):

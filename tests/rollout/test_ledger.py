@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -249,7 +250,7 @@ def test_groups_are_positions_not_contents(ledger):
     assert len({s.group_id for s in ledger.slots()}) == 2
     with pytest.raises(LedgerError, match="is task a at effort none"):
         ledger.add_slots([slot(1, 2, task_id="b")])
-    with pytest.raises(LedgerError, match="slot .* says a at low"):
+    with pytest.raises(LedgerError, match=r"slot .* says a at low"):
         ledger.add_slots([slot(1, 2, task_id="a", effort="low")])
     assert len(ledger.slots()) == 3
 
@@ -332,7 +333,7 @@ while step < 30:
 
 
 def test_kill_9_anywhere_trains_every_slot_exactly_once(tmp_path):
-    code = WORKLOAD.format(tests=os.path.dirname(__file__), run=str(tmp_path))
+    code = WORKLOAD.format(tests=str(Path(__file__).parent), run=str(tmp_path))
     rng = random.Random(3)
     kills = 0
     for _ in range(40):
