@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 FILE = "metrics.jsonl"
 QUEUE_LEN = 10_000
 CLOSE_TIMEOUT_S = 30.0
+STOPPED = "W&B has stopped; training goes on and metrics.jsonl stays complete"
 
 
 class WandbMode(StrEnum):
@@ -85,11 +86,13 @@ class MetricLogger:
         record = {"step": step, "policy_version": policy_version, "time": round(time.time(), 3)}
         self._append(record | {name: _plain(value) for name, value in values.items()})
         if self._wandb is not None and not self._wandb.put(dict(values), step, policy_version):
-            self._warn_once("W&B has stopped; training goes on and metrics.jsonl stays complete")
+            self._warn_once(STOPPED)
 
     def close(self) -> None:
         """Flush; waits a bounded time for W&B."""
-        if self._wandb is not None and not self._wandb.finish(CLOSE_TIMEOUT_S):
+        if self._wandb is not None and not self._wandb.is_alive:
+            self._warn_once(STOPPED)
+        elif self._wandb is not None and not self._wandb.finish(CLOSE_TIMEOUT_S):
             self._warn_once(f"W&B did not finish within {CLOSE_TIMEOUT_S:.0f} s; its copy may lack the last points")
         if self._file >= 0:
             os.close(self._file)
@@ -128,7 +131,7 @@ class _WandbThread:
         point = values | {f"{area}/step": step for area in {name.split("/")[0] for name in values}}
         if policy_version is not None:
             point["policy_version"] = policy_version
-        if not self._thread.is_alive():
+        if not self.is_alive:
             return False
         try:
             self._queue.put_nowait(point)
@@ -136,9 +139,12 @@ class _WandbThread:
             return False
         return True
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def finish(self, timeout_s: float) -> bool:
-        if not self._thread.is_alive():
-            return False
+        """False when W&B has not taken everything within the time."""
         try:
             self._queue.put(None, timeout=timeout_s)
         except queue.Full:
