@@ -1,0 +1,274 @@
+"""Settings of the RL stage, of an evaluation and of an audit. Torch-free, so that composing a run loads no device.
+
+Every check that needs no file is made here, at compose time: what passes is a run that can start.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from omegaconf import MISSING
+
+from burnish.envs.config import SandboxConfig, SandboxKind
+from burnish.policy.encoding.config import EncodingConfig
+
+# ENGINE_IMPORT
+from burnish.policy.training.config import TrainConfig
+
+# `async` is a keyword, so the members cannot be written as a class body; YAML spells the member name
+Schedule = StrEnum("Schedule", {"async": "async", "lockstep": "lockstep"})
+
+
+class Agent(StrEnum):
+    """Who acts in an evaluation; YAML spells the member name."""
+
+    policy = "policy"
+    oracle = "oracle"
+    nop = "nop"
+
+
+def require(name: str, value: object, is_ok: bool, expected: str) -> None:
+    """Raises:
+    ValueError: naming the key, what it got and what is expected.
+    """
+    if not is_ok:
+        raise ValueError(f"{name} must be {expected}, got {value}")
+
+
+@dataclass(kw_only=True)
+class EpisodeConfig:
+    """What one episode may use up; whichever runs out first ends it, and it is graded as it stands."""
+
+    max_turns: int = 8
+    """Assistant turns."""
+    max_turn_tokens: int = 64
+    """Sampled tokens of one turn."""
+    max_context_tokens: int = 1024
+    """Tokens of the whole context, prompt and outputs included; at most what the engine holds for one request."""
+    wall_clock_s: float = 300.0
+    """Seconds from the first request to the end of the last command; grading is not counted."""
+    command_timeout_s: float = 10.0
+    """Seconds one command may run; its process tree is killed after that and the episode goes on."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_turn_tokens", "max_context_tokens"):
+            require(f"episode.{name}", getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        for name in ("wall_clock_s", "command_timeout_s"):
+            require(f"episode.{name}", getattr(self, name), getattr(self, name) > 0, "> 0 seconds")
+
+
+@dataclass(kw_only=True)
+class SamplingConfig:
+    """Every sampling field the engine knows, always sent: nothing is filled in from a model's defaults."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Smallest set of tokens with this probability; 1 is off."""
+    top_k: int = 0
+    """Most likely tokens kept; 0 is off."""
+
+    def __post_init__(self) -> None:
+        require("sampling.temperature", self.temperature, self.temperature >= 0, ">= 0")
+        require("sampling.top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
+        require("sampling.top_k", self.top_k, self.top_k >= 0, ">= 0")
+
+
+@dataclass(kw_only=True)
+class ClusterConfig:
+    """The Ray cluster and how many of each actor; the default is one machine, everything colocated."""
+
+    address: str = ""
+    """Ray address of a running cluster; empty starts a local one that dies with the driver."""
+    num_cpus: int = 0
+    """Logical CPUs of the local cluster; 0 takes the machine's."""
+    cpus_per_generator: float = 0.75
+    cpus_per_trainer: float = 0.75
+    cpus_per_worker: float = 0.5
+    """Logical CPUs an actor declares: placement is refused at once when the node lacks them."""
+    num_generators: int = 1
+    num_workers: int = 1
+    threads_per_actor: int = 1
+    """CPU threads of torch in the generator and in the trainer."""
+    episodes_per_worker: int = 64
+    """Episodes one worker runs at a time; each needs a sandbox."""
+    object_store_bytes: int = 80 * 2**20
+    """Shared memory of the local cluster's object store."""
+    start_deadline_s: float = 180.0
+    """Seconds an actor may take to come up."""
+    call_deadline_s: float = 1800.0
+    """Seconds a train step, a weight push or a checkpoint may take before the run stops and names it."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_generators", "num_workers", "threads_per_actor", "episodes_per_worker"):
+            require(f"cluster.{name}", getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        for name in (
+            "cpus_per_generator",
+            "cpus_per_trainer",
+            "cpus_per_worker",
+            "start_deadline_s",
+            "call_deadline_s",
+        ):
+            require(f"cluster.{name}", getattr(self, name), getattr(self, name) > 0, "> 0")
+        require("cluster.num_cpus", self.num_cpus, self.num_cpus >= 0, ">= 0")
+        least = 75 * 2**20
+        require("cluster.object_store_bytes", self.object_store_bytes, self.object_store_bytes >= least, f">= {least}")
+
+
+@dataclass(kw_only=True)
+class AlgoConfig:
+    """The estimator: groups, advantage and loss."""
+
+    group_size: int = 8
+    """Trajectories of one task that an advantage is relative to."""
+    groups_per_step: int = 8
+    """Completed groups of one optimizer step; those without variance are dropped and not replaced."""
+    advantage: str = "centred"
+    """Built-in name or import path `package.module:function`; see rollout/advantage.py."""
+    loss: str = "clipped"
+    """Built-in name or import path `package.module:function`; see rollout/losses.py."""
+    clip_low: float = 0.2
+    """The ratio to the engine's probability is clipped below 1 - clip_low."""
+    clip_high: float = 0.28
+    """... and above 1 + clip_high."""
+    max_offpolicy_steps: int = 1
+    """Largest age of a trained token in policy versions; older ones are masked and counted. 0 is on-policy."""
+    max_attempts: int = 3
+    """Tries at a slot that infrastructure or the verifier failed, before it is dropped."""
+    permute_rewards: bool = False
+    """A control, not a method: rewards are permuted within each batch before advantages, so nothing can be learnt."""
+
+    def __post_init__(self) -> None:
+        require("algo.group_size", self.group_size, self.group_size >= 2, ">= 2 (an advantage needs a sibling)")
+        for name in ("groups_per_step", "max_attempts"):
+            require(f"algo.{name}", getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        require("algo.max_offpolicy_steps", self.max_offpolicy_steps, self.max_offpolicy_steps >= 0, ">= 0")
+        require("algo.clip_low", self.clip_low, 0 < self.clip_low < 1, "inside (0, 1)")
+        require("algo.clip_high", self.clip_high, self.clip_high > 0, "> 0")
+
+
+@dataclass(kw_only=True)
+class RlRun:
+    """burnish rl: one domain's tasks turn one policy into a better one."""
+
+    tasks: str = ""
+    """Task set folder."""
+    policy: str = ""
+    """Policy folder to start from."""
+    resume: str = ""
+    """Run folder to go on with; its own config.yaml decides, other keys are refused."""
+    name: str = "rl"
+    """Folder of the run under `runs`."""
+    runs: str = "runs"
+    """Where run folders lie."""
+    split: str = "train"
+    """Split of the task set that is trained on."""
+    max_steps: int = 25
+    """Optimizer steps."""
+    passes: int = 1_000
+    """Times the task set is gone through at most; the run ends with whichever comes first."""
+    schedule: Schedule = Schedule["async"]
+    """async: episodes go on while the trainer trains. lockstep: a slot's policy version is fixed, for bitwise tests."""
+    sandbox: SandboxKind = SandboxKind.auto
+    """auto | docker | local; auto takes local with a warning when no Docker engine answers."""
+    limits: SandboxConfig = field(default_factory=SandboxConfig)
+    harness: str = "bash"
+    """Built-in name or import path `package.module:Class`."""
+    verifier: str = "hidden_tests"
+    """Built-in name or import path `package.module:Class`."""
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    episode: EpisodeConfig = field(default_factory=EpisodeConfig)
+    encoding: EncodingConfig = field(default_factory=EncodingConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    # ENGINE_FIELD
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(lr=2e-4, weight_decay=0.0))
+    tokens_per_micro_batch: int = 2048
+    """Rows of one packed micro-batch: bounds the activations in memory, never the result."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    checkpoint_every: int = 5
+    """Optimizer steps between training states; the last step always has one."""
+    gate_max_kl: float = 1e-2
+    """Largest mean KL estimate between engine and trainer on the same tokens at launch; above it the run refuses to train."""
+    seed: int = 0
+    """Order of tasks, every sampled token and every resampled reward."""
+    wandb: str = "auto"
+    """auto | online | offline | disabled; auto is online with a key, else offline."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "passes", "checkpoint_every", "tokens_per_micro_batch"):
+            require(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        require("gate_max_kl", self.gate_max_kl, self.gate_max_kl > 0, "> 0")
+        require("name", repr(self.name), bool(self.name) and "/" not in self.name, "a folder name without '/'")
+        if self.schedule is Schedule.lockstep and self.algo.max_offpolicy_steps:
+            raise ValueError(
+                f"schedule=lockstep trains each slot with the version that sampled it: set algo.max_offpolicy_steps=0, "
+                f"got {self.algo.max_offpolicy_steps}"
+            )
+        if self.schedule is not Schedule.lockstep and self.algo.max_offpolicy_steps == 0:
+            raise ValueError(
+                "algo.max_offpolicy_steps=0 is the lockstep schedule: set schedule=lockstep, or allow >= 1"
+            )
+        running = self.cluster.num_workers * self.cluster.episodes_per_worker
+        if running < self.algo.group_size:
+            raise ValueError(
+                f"cluster.num_workers x cluster.episodes_per_worker = {running} episodes at a time cannot hold one "
+                f"group of algo.group_size={self.algo.group_size}"
+            )
+
+
+@dataclass(kw_only=True)
+class EvalRun:
+    """burnish eval: every task of a split, graded; a summary with its interval."""
+
+    tasks: str = MISSING
+    """Task set folder."""
+    agent: Agent = Agent.policy
+    """policy | oracle (plays solution/solve.sh) | nop (leaves at once)."""
+    policy: str = ""
+    """Policy folder; only with agent=policy."""
+    split: str = ""
+    """Split of the task set; empty takes heldout where the set has one, else all."""
+    samples: int = 1
+    """Episodes of each task."""
+    limit: int = 0
+    """First tasks of the split only; 0 takes all."""
+    out: str = ""
+    """Folder of results.jsonl and summary.json; empty is runs/eval/<agent>-<task set>. What is there is gone on with."""
+    stage: str = ""
+    """Name of the stage in the summary; empty is the agent's."""
+    sandbox: SandboxKind = SandboxKind.auto
+    """auto | docker | local; auto takes local with a warning when no Docker engine answers."""
+    limits: SandboxConfig = field(default_factory=SandboxConfig)
+    harness: str = "bash"
+    """Built-in name or import path `package.module:Class`."""
+    verifier: str = "hidden_tests"
+    """Built-in name or import path `package.module:Class`."""
+    episode: EpisodeConfig = field(default_factory=EpisodeConfig)
+    encoding: EncodingConfig = field(default_factory=EncodingConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    # ENGINE_FIELD
+    concurrency: int = 16
+    """Episodes at a time; each needs a sandbox."""
+    max_attempts: int = 3
+    """Tries at an episode that infrastructure or the verifier failed; after that it counts as ungraded, never as failed."""
+    confidence: float = 0.95
+    """Level of the interval."""
+    seed: int = 0
+    """Every sampled token."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "concurrency", "max_attempts"):
+            require(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        require("limit", self.limit, self.limit >= 0, ">= 0")
+        require("confidence", self.confidence, 0 < self.confidence < 1, "inside (0, 1)")
+        if self.agent is Agent.policy and not self.policy:
+            raise ValueError("agent=policy needs policy=DIR (a policy folder); agent=oracle and agent=nop need none")
+        if self.agent is not Agent.policy and self.policy:
+            raise ValueError(f"agent={self.agent} plays no policy: leave policy out, or set agent=policy")
+
+
+@dataclass(kw_only=True)
+class AuditRun:
+    """burnish audit RUN: prove from the ledger that every slot is trained once, dropped with a reason, or pending."""
+
+    run: str = MISSING
+    """Run folder."""

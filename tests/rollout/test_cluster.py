@@ -1,0 +1,54 @@
+"""Placement is refused at once with what is short; processes of a dead driver are swept, others are not."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from burnish.rollout.cluster import OWNER, Bundle, PlacementError, bundles_of, identity, is_alive, place, sweep_orphans
+from burnish.rollout.config import ClusterConfig
+
+
+def test_a_short_node_is_named_although_the_sum_is_fine():
+    # public case E05: 2 nodes with 8 GPUs, 10 and 110 free CPUs, 8 bundles of 1 GPU and 3 CPUs a node
+    groups = [Bundle(name=f"group-{i}", num_cpus=3, num_gpus=1, count=8) for i in range(2)]
+    free = {"node-1": {"CPU": 10, "GPU": 8}, "node-2": {"CPU": 110, "GPU": 8}}
+    with pytest.raises(PlacementError, match="node-1 has 10 CPU free of the 24 needed"):
+        place(groups, free)
+    free["node-1"]["CPU"] = 30
+    placed = place(groups, free)
+    assert sorted(map(len, placed.values())) == [1, 1]
+
+
+def test_the_local_preset_fits_into_two_cores_and_not_into_one():
+    assert place(bundles_of(ClusterConfig()), {"this machine": {"CPU": 2.0}})
+    with pytest.raises(PlacementError, match="this machine has"):
+        place(bundles_of(ClusterConfig()), {"this machine": {"CPU": 1.0}})
+
+
+def test_identity_ends_with_the_process():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    owner = identity(child.pid)
+    assert is_alive(owner)
+    assert not is_alive(f"{child.pid}:1"), "a reused pid is another process"
+    child.kill()
+    child.wait()
+    assert not is_alive(owner)
+    assert not is_alive("")
+
+
+def test_sweep_kills_children_of_dead_drivers_only():
+    def child_of(owner: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "60"], env={**os.environ, OWNER: owner})
+
+    orphan, own = child_of("999999999:1"), child_of(identity(os.getpid()))
+    try:
+        time.sleep(0.1)  # until exec has replaced the environment
+        assert orphan.pid in sweep_orphans()
+        assert orphan.wait(timeout=5) == -9
+        assert own.poll() is None
+    finally:
+        own.kill()
+        own.wait()
