@@ -329,10 +329,10 @@ class _Episode:
 
     def classify(self, failure: Exception) -> tuple[Outcome, StopReason]:
         """Outcome and reason of what broke: by its class, else by the boundary that was being crossed."""
-        if isinstance(failure, VerifierError) or self.boundary == "verifier":
-            return Outcome.verifier_failed, StopReason.verifier_error
         if isinstance(failure, SandboxError) or self.boundary == "sandbox":
             return Outcome.infra_failed, StopReason.sandbox_error
+        if isinstance(failure, VerifierError) or self.boundary == "verifier":
+            return Outcome.verifier_failed, StopReason.verifier_error
         if isinstance(failure, HarnessError) or self.boundary == "harness":
             return Outcome.infra_failed, StopReason.harness_error
         return Outcome.infra_failed, StopReason.generation_error

@@ -1,10 +1,9 @@
 """The harness protocol: how a task becomes the policy's messages and the policy's words become actions.
 
-Owns the protocol, the two actions and the import-path plug-in loader. Knows nothing of tokens: what a message is in ids
+Owns the protocol, the two actions and finding a harness by name or import path. Knows nothing of tokens: what a message is in ids
 is the encoding's affair, and a harness never sees ids.
 """
 
-import importlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +11,9 @@ from burnish.envs.errors import UserError
 from burnish.envs.sandbox.base import ExecResult
 from burnish.envs.task import Task
 from burnish.policy.encoding.messages import Message
+from burnish.rollout.plugins import resolve
 
+# by import path: the built-ins import this module
 BUILT_IN = {"bash": "burnish.rollout.harness.bash:BashHarness"}
 
 
@@ -51,33 +52,16 @@ class Harness(Protocol):
         ...
 
 
-def load_plugin(spec: str, kind: str, built_in: dict[str, str]) -> type:
-    """The class or function named by a built-in name or an import path `package.module:Name`.
-
-    Raises:
-        UserError: unknown name, module that does not import, or a name the module lacks.
-    """
-    path = built_in.get(spec, spec)
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        known = ", ".join(sorted(built_in))
-        raise UserError(f"{kind}={spec!r} is neither a built-in ({known}) nor an import path 'package.module:Name'")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{kind}={spec!r}: module {module_name!r} does not import ({error})") from error
-    if not hasattr(module, name):
-        raise UserError(f"{kind}={spec!r}: module {module_name!r} has no {name!r}")
-    return getattr(module, name)
-
-
 def load_harness(spec: str) -> Harness:
     """The harness called `spec`: a built-in name (`bash`) or an import path `package.module:Class`.
 
     Raises:
         UserError: it cannot be loaded, or lacks a method of the protocol.
     """
-    harness = load_plugin(spec, "harness", BUILT_IN)()
+    if ":" not in spec and spec not in BUILT_IN:
+        names = ", ".join(sorted(BUILT_IN))
+        raise UserError(f"harness={spec!r}: expected one of {names}, or an import path package.module:Class")
+    harness = resolve(BUILT_IN.get(spec, spec), {}, "harness")()
     missing = [name for name in ("opening", "parse", "observe", "render") if not callable(getattr(harness, name, None))]
     if missing:
         raise UserError(

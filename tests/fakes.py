@@ -1,0 +1,125 @@
+"""Small stand-ins for tests: a scripted engine, an in-memory sandbox and a verifier that looks at files. No mocks: each
+behaves like the real thing at its interface, and none knows the test that uses it.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from burnish.envs.sandbox.base import ArtifactFile, Artifacts, ExecResult, SandboxCrashed, SandboxError
+from burnish.verifiers.types import Verdict
+
+
+class MemorySandbox:
+    """A shell that knows `echo TEXT > FILE`, `cat FILE`, `false`, `crash` and `hang`; files live in memory."""
+
+    def __init__(self, name: str) -> None:
+        self.id = name
+        self.files: dict[str, bytes] = {}
+        self.is_closed = False
+        self.has_crashed = False
+
+    def run(self, command: str, timeout_s: float) -> ExecResult:
+        if self.has_crashed:
+            raise SandboxCrashed(f"{self.id} is not running")
+        output, code = "", 0
+        if command == "crash":
+            self.has_crashed = True
+            raise SandboxCrashed(f"{self.id} stopped")
+        if command == "unplug":
+            raise SandboxError("the engine went away")
+        if command == "false":
+            code = 1
+        elif command == "hang":
+            return ExecResult(
+                output="", exit_code=None, timed_out=True, truncated=False, total_bytes=0, duration_s=timeout_s
+            )
+        elif command.startswith("echo ") and ">" in command:
+            text, _, name = command.removeprefix("echo ").partition(">")
+            self.files[f"/app/{name.strip()}"] = f"{text.strip()}\n".encode()
+        elif command.startswith("cat "):
+            content = self.files.get(f"/app/{command.removeprefix('cat ').strip()}")
+            output, code = ("", 1) if content is None else (content.decode(), 0)
+        return ExecResult(
+            output=output, exit_code=code, timed_out=False, truncated=False, total_bytes=len(output), duration_s=0.0
+        )
+
+    def put_files(self, files: Mapping[str, bytes | Path], destination: str) -> None:
+        for name, content in files.items():
+            data = content if isinstance(content, bytes) else content.read_bytes()
+            self.files[f"{destination}/{name}"] = data
+
+    def get_artifacts(self, paths: Sequence[str]) -> Artifacts:
+        if self.has_crashed:
+            raise SandboxCrashed(f"{self.id} is not running")
+        found = [path for path in paths if path in self.files]
+        return Artifacts(
+            files=tuple(ArtifactFile(path=path, content=self.files[path]) for path in found),
+            missing=tuple(path for path in paths if path not in self.files),
+        )
+
+    def alive(self) -> bool:
+        return not self.has_crashed and not self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class MemorySandboxes:
+    """Makes MemorySandbox; `open` are those not closed yet.
+
+    Args:
+        fail_first: creations that raise SandboxError before the first one succeeds.
+    """
+
+    kind = "local"
+
+    def __init__(self, fail_first: int = 0, start_s: float = 0.0) -> None:
+        self.made: list[MemorySandbox] = []
+        self._failures, self._start_s = fail_first, start_s
+        self._mutex = threading.Lock()
+
+    def create(self, task: Any, *, role: str, run_id: str, attempt_id: str) -> MemorySandbox:
+        time.sleep(self._start_s)
+        with self._mutex:
+            if self._failures:
+                self._failures -= 1
+                raise SandboxError("no space left on device")
+            self.made.append(MemorySandbox(f"{role}-{attempt_id}"))
+            return self.made[-1]
+
+    @property
+    def open(self) -> list[MemorySandbox]:
+        return [sandbox for sandbox in self.made if not sandbox.is_closed]
+
+    def close(self) -> None:
+        for sandbox in self.open:
+            sandbox.close()
+
+
+class FileVerifier:
+    """Reward 1 when the artifact at `path` holds `content`.
+
+    Args:
+        fault: raised instead, when given.
+    """
+
+    def __init__(self, path: str, content: str, fault: Exception | None = None) -> None:
+        self.path, self.content, self.fault = path, content.encode(), fault
+
+    def verify(self, task: Any, artifacts: Artifacts, *, run_id: str, attempt_id: str) -> Verdict:
+        if self.fault is not None:
+            raise self.fault
+        file = artifacts.file(self.path)
+        reward = float(file is not None and file.content == self.content)
+        return Verdict(
+            reward=reward,
+            rewards={"reward": reward},
+            tests_run=1,
+            tests_passed=int(reward),
+            log="",
+            duration_s=0.0,
+            artifacts_hash=artifacts.content_hash,
+        )
