@@ -10,7 +10,7 @@ from burnish.policy.training import metrics
 from burnish.policy.training.metrics import MetricLogger, MetricsError, WandbMode, read_metrics, resolve_mode
 
 
-@pytest.fixture()
+@pytest.fixture
 def quiet(monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
 

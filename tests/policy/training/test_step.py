@@ -85,7 +85,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(stage):
     assert (metrics["train/step_skipped"], metrics["train/skipped_steps"], trainer.num_steps) == (1, 1, 0)
     assert not math.isfinite(metrics["train/grad_norm"])
     # an overflow of the gradient alone, with a finite loss
-    metrics = trainer.step([(x, y)], lambda out, batch: LossSum(loss=((out - out.detach()) * 1e38 * 1e38).sum()), denominator=1)
+    metrics = trainer.step(
+        [(x, y)], lambda out, batch: LossSum(loss=((out - out.detach()) * 1e38 * 1e38).sum()), denominator=1
+    )
     assert metrics["train/skipped_steps"] == 2
     after = trainer.step([(x, y)], squared_error, denominator=16)
     untouched = reference.step([(x, y)], squared_error, denominator=16)
@@ -137,8 +139,18 @@ def test_another_zero_stage_is_refused_by_name(tmp_path):
 def test_two_ranks_through_gloo(tmp_path):
     """rl.md row 1: rank A token losses [1,1,1,1], rank B [3] have the gradient 1.4, at every ZeRO stage."""
     worker = Path(__file__).with_name("ranks_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(worker), str(tmp_path)]
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")} | {"OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        str(worker),
+        str(tmp_path),
+    ]
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")} | {
+        "OMP_NUM_THREADS": "1"
+    }
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
         output, _ = launcher.communicate(timeout=180)
