@@ -1,9 +1,11 @@
 """The tiny sub-vocabulary: rebuilt from its texts, a true subset of the real tokenizer, compact on the generated tasks."""
 
 import json
+import random
 
 import pytest
 
+from burnish.envs.synthesis.generate import DIFFICULTIES, FAMILIES, generate
 from burnish.envs.synthesis.words import FIRST_WORDS, SECOND_WORDS
 from burnish.policy.encoding.subvocabulary import TINY_FILE, TINY_SIZE, build_subvocabulary, tiny_tokenizer
 from burnish.policy.encoding.tokenizer import EncodingError, load_tokenizer
@@ -50,3 +52,28 @@ def test_every_word_of_the_families_is_one_token() -> None:
 def test_too_many_texts_for_the_size_are_refused() -> None:
     with pytest.raises(EncodingError, match="more than size 300"):
         build_subvocabulary(CONTENT["texts"], 300, load_tokenizer())
+
+
+def generated_texts() -> list[str]:
+    texts: list[str] = []
+    for family in FAMILIES:
+        for difficulty in DIFFICULTIES:
+            for number in range(4):
+                split = ("train", "heldout")[number % 2]
+                spec = generate(family, difficulty, random.Random(f"{family}{difficulty}{number}"), split=split)
+                outputs = [f"<output>\n{turn.output}\n</output>" for turn in spec.turns]
+                texts += [spec.instruction, *(turn.command for turn in spec.turns), *outputs]
+    return texts
+
+
+def test_generated_tasks_encode_as_with_the_full_tokenizer_and_compactly() -> None:
+    full, tiny = load_tokenizer(), tiny_tokenizer()
+    num_tokens = num_words = 0
+    for text in generated_texts():
+        ids = tiny.encode(text)
+        assert [CONTENT["ids"][i] for i in ids] == full.encode(text), text
+        num_tokens += len(ids)
+        # the pre-tokeniser's words: no tokenizer of this family can do better than one token each
+        num_words += len(full.split_words(text))
+    assert num_words > 5000
+    assert num_tokens / num_words < 1.15, f"{num_tokens} tokens for {num_words} words"
