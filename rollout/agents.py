@@ -21,7 +21,7 @@ from burnish.rollout.token_log import TokenLog
 from burnish.rollout.types import BlockRef, Context, GenerationError, StopReason
 
 if TYPE_CHECKING:
-    from burnish.policy.inference.sequence import Generation
+    from burnish.policy.inference.sequence import Generation, SamplingParams
 
 # a solution with one of these spans lines: it is played as one turn
 SPANS_LINES = ("if ", "for ", "while ", "until ", "case ", "function ", "{", "(")
@@ -109,6 +109,9 @@ class PolicyAgent:
         self._heard: list[Message] = []
         self._contexts: list[Context] = []
         self._logged = 0
+        """Tokens of the current context in sealed blocks."""
+        self._routed = 0
+        """One past the last position of the current context whose route was recorded or is out of reach."""
         self._turn = 0
         self._num_sampled = 0
         self.newest_version = -1
@@ -198,8 +201,22 @@ class PolicyAgent:
             )
         except ValueError as error:
             raise GenerationError(f"{where}: {error}") from error
+        self._record_routes(generation)
         if generation.versions:
             self.newest_version = max(self.newest_version, *generation.versions)
+
+    def _record_routes(self, generation: "Generation") -> None:
+        """Experts of the rows of this turn's block, as they were when a row was first run: a recompute changes none.
+
+        The last token of the turn before was fed only now, but its block is sealed; no loss row needs its route.
+        """
+        if generation.routes is None:
+            return
+        first = generation.cached_tokens
+        skipped = max(self._routed, self._logged) - first
+        if 0 <= skipped < len(generation.routes):
+            self._log.append_routes(first + skipped - self._logged, generation.routes[skipped:].numpy())
+            self._routed = first + len(generation.routes)
 
     def _open_context(self) -> None:
         """Follows the conversation into a new context where it opened one."""
@@ -208,13 +225,13 @@ class PolicyAgent:
             parent = self._contexts[-1].context_id if self._contexts else None
             reason = "rewrite" if self._contexts else "root"
             self._contexts.append(Context(context_id=str(len(self._contexts)), parent=parent, reason=reason))
-            self._logged = 0
+            self._logged = self._routed = 0
 
     @property
     def _engine_context(self) -> str:
         return f"{self.attempt_id}.{self._contexts[-1].context_id}"
 
-    def _sampling_params(self, max_tokens: int):
+    def _sampling_params(self, max_tokens: int) -> "SamplingParams":
         from burnish.policy.inference.sequence import SamplingParams
 
         return SamplingParams(

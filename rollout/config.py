@@ -5,13 +5,13 @@ Every check that needs no file is made here, at compose time: what passes is a r
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from omegaconf import MISSING
 
 from burnish.envs.config import SandboxConfig, SandboxKind
 from burnish.policy.encoding.config import EncodingConfig
-
-# ENGINE_IMPORT
+from burnish.policy.inference.config import EngineConfig
 from burnish.policy.training.config import TrainConfig
 
 # `async` is a keyword, so the members cannot be written as a class body; YAML spells the member name
@@ -124,12 +124,18 @@ class AlgoConfig:
     """Completed groups of one optimizer step; those without variance are dropped and not replaced."""
     advantage: str = "centred"
     """Built-in name or import path `package.module:function`; see rollout/advantage.py."""
+    advantage_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword options of the advantage."""
     loss: str = "clipped"
     """Built-in name or import path `package.module:function`; see rollout/losses.py."""
-    clip_low: float = 0.2
-    """The ratio to the engine's probability is clipped below 1 - clip_low."""
-    clip_high: float = 0.28
-    """... and above 1 + clip_high."""
+    loss_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword options of the loss, and corrections that every loss takes (tis_cap, sequence_mask_delta, ...)."""
+    reduction: str = "token_mean"
+    """What the summed loss is divided by: token_mean | rollout_mean | constant."""
+    decoupled: bool = False
+    """Clip against the trainer's own scoring at the start of the step instead of the engine's log-probability."""
+    replay_routes: bool = True
+    """Force the experts that the engine used for each token in the trainer's forward."""
     max_offpolicy_steps: int = 1
     """Largest age of a trained token in policy versions; older ones are masked and counted. 0 is on-policy."""
     max_attempts: int = 3
@@ -142,8 +148,8 @@ class AlgoConfig:
         for name in ("groups_per_step", "max_attempts"):
             require(f"algo.{name}", getattr(self, name), getattr(self, name) >= 1, ">= 1")
         require("algo.max_offpolicy_steps", self.max_offpolicy_steps, self.max_offpolicy_steps >= 0, ">= 0")
-        require("algo.clip_low", self.clip_low, 0 < self.clip_low < 1, "inside (0, 1)")
-        require("algo.clip_high", self.clip_high, self.clip_high > 0, "> 0")
+        reductions = ("token_mean", "rollout_mean", "constant")
+        require("algo.reduction", self.reduction, self.reduction in reductions, f"one of {', '.join(reductions)}")
 
 
 @dataclass(kw_only=True)
@@ -179,7 +185,7 @@ class RlRun:
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     encoding: EncodingConfig = field(default_factory=EncodingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    # ENGINE_FIELD
+    engine: EngineConfig = field(default_factory=EngineConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(lr=2e-4, weight_decay=0.0))
     tokens_per_micro_batch: int = 2048
     """Rows of one packed micro-batch: bounds the activations in memory, never the result."""
@@ -207,11 +213,23 @@ class RlRun:
             raise ValueError(
                 "algo.max_offpolicy_steps=0 is the lockstep schedule: set schedule=lockstep, or allow >= 1"
             )
+        # the trainer does not renormalise over a kept set yet: ratios would be biased
+        is_full = self.sampling.top_p == 1 and self.sampling.top_k == 0
+        require(
+            "sampling.top_p and top_k", f"{self.sampling.top_p} and {self.sampling.top_k}", is_full, "1 and 0 in RL"
+        )
+        require("sampling.temperature", self.sampling.temperature, self.sampling.temperature > 0, "> 0 in RL")
         running = self.cluster.num_workers * self.cluster.episodes_per_worker
         if running < self.algo.group_size:
             raise ValueError(
                 f"cluster.num_workers x cluster.episodes_per_worker = {running} episodes at a time cannot hold one "
                 f"group of algo.group_size={self.algo.group_size}"
+            )
+        held = self.engine.max_contexts * self.cluster.num_generators
+        if running > held:
+            raise ValueError(
+                f"cluster.num_workers x cluster.episodes_per_worker = {running} episodes at a time need as many contexts, "
+                f"engine.max_contexts x cluster.num_generators = {held}: lower the first or raise the second"
             )
 
 
@@ -245,7 +263,7 @@ class EvalRun:
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     encoding: EncodingConfig = field(default_factory=EncodingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    # ENGINE_FIELD
+    engine: EngineConfig = field(default_factory=EngineConfig)
     concurrency: int = 16
     """Episodes at a time; each needs a sandbox."""
     max_attempts: int = 3
@@ -260,6 +278,8 @@ class EvalRun:
             require(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         require("limit", self.limit, self.limit >= 0, ">= 0")
         require("confidence", self.confidence, 0 < self.confidence < 1, "inside (0, 1)")
+        most = self.engine.max_contexts
+        require("concurrency", self.concurrency, self.concurrency <= most, f"<= engine.max_contexts={most}")
         if self.agent is Agent.policy and not self.policy:
             raise ValueError("agent=policy needs policy=DIR (a policy folder); agent=oracle and agent=nop need none")
         if self.agent is not Agent.policy and self.policy:

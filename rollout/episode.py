@@ -155,7 +155,7 @@ class _Episode:
             )
         except asyncio.CancelledError:
             outcome, stop, error = Outcome.cancelled, StopReason.cancelled, "cancelled"
-        except Exception as failure:  # noqa: BLE001 the episode boundary: classify, record, let siblings go on
+        except Exception as failure:
             outcome, stop = self.classify(failure)
             error = describe(failure)
             logger.warning("Attempt %s: %s at the %s boundary: %s", self.attempt_id, outcome, self.boundary, error)

@@ -186,7 +186,7 @@ class EngineLoop:
         while self._commands or self._waiting:
             try:
                 finished = await loop.run_in_executor(self._thread, self._work)
-            except Exception as error:  # noqa: BLE001 whatever an engine dies of, every waiter must hear of it
+            except Exception as error:
                 logger.exception("Generator %s: the engine failed", self.name)
                 self._fail(error)
                 return

@@ -132,7 +132,7 @@ def compare(before: Path, after: Path, seed: int = 0) -> dict[str, Interval]:
     if not shared:
         raise ResultsError(f"{before} and {after} share no graded task")
     gains = {}
-    for domain in sorted({domain_of[task] for task in shared}) + ["all"]:
+    for domain in [*sorted({domain_of[task] for task in shared}), "all"]:
         tasks = [task for task in shared if domain in (domain_of[task], "all")]
         gains[domain] = paired_bootstrap({t: rates_before[t] for t in tasks}, {t: rates_after[t] for t in tasks}, seed)
     return gains

@@ -9,7 +9,6 @@ Transport is the filesystem; a manifest is all that crosses between processes.
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -104,7 +103,7 @@ def publish(state: Mapping[str, "torch.Tensor"], version: int, root: Path, keep:
     if final.exists():
         # a version published by the driver's dead predecessor: its lineage ended with it
         shutil.rmtree(final)
-    os.replace(staging, final)
+    staging.replace(final)
     # what is neither new nor the one before is old, or of a dead lineage, or was never finished
     kept = {f"v{v:06d}" for v in range(version - keep + 1, version + 1)}
     for folder in root.iterdir():

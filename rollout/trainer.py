@@ -1,0 +1,340 @@
+"""Trainer: sealed blocks in, one optimizer step, the next policy version out; and how the Ray actor runs it.
+
+Reads tokens from the blocks, whose digests it checks; the controller only says which rollouts, with which advantage, and
+from which version on a token may be trained. A request id asked twice is trained once. Knows no episode and no ledger.
+
+Shapes: R rows of a micro-batch, N loss rows, L layers with experts, K experts a token.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from burnish.policy.checkpoint.released import load_policy, save_policy
+from burnish.policy.model.transformer import Transformer
+from burnish.policy.training.config import TrainConfig
+from burnish.policy.training.forward import Scored, score
+from burnish.policy.training.packing import PackedBatch, Sample, pack
+from burnish.policy.training.step import LossSum, TrainStep
+from burnish.rollout.config import AlgoConfig
+from burnish.rollout.loss_terms import LossInputs, Normaliser, Reduction, RolloutStatistics
+from burnish.rollout.losses import Loss, load_loss
+from burnish.rollout.token_log import read_block
+from burnish.rollout.types import ABSENT_ROUTE, Block, BlockRef
+from burnish.rollout.weight_sync import WeightManifest, publish
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """What the trainer of a run needs; crosses into its process once."""
+
+    policy: str
+    """Policy folder the run started from."""
+    blocks: str
+    checkpoints: str
+    weights: str
+    """Folder of published versions."""
+    train: TrainConfig
+    algo: AlgoConfig
+    temperature: float
+    """Of sampling: the policy's log-probabilities are taken at it."""
+    max_rollout_tokens: int
+    """Sampled tokens one rollout can have, for reduction=constant."""
+    tokens_per_micro_batch: int
+    deterministic: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainItem:
+    """One rollout of a batch."""
+
+    blocks: tuple[BlockRef, ...]
+    advantage: float
+    oldest_version: int = 0
+    """Tokens of an older version are masked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one request to train did."""
+
+    metrics: dict[str, float]
+    is_skipped: bool
+    """The loss or a gradient was not finite: nothing changed."""
+    version: int
+    """Policy version after it."""
+    trained_tokens: tuple[int, ...]
+    """Of each item; 0 where every token was masked."""
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Samples of one optimizer step."""
+
+    samples: list[Sample]
+    rollout_tokens: torch.Tensor
+    """[B] trained tokens of each rollout."""
+    routes: np.ndarray | None
+    """uint16 [tokens of all samples, L, K], or None when nothing was recorded."""
+    num_rollouts: int = field(default=0)
+
+
+def build_batch(items: Sequence[TrainItem], blocks: Path, *, is_raw: bool = True) -> Batch:
+    """Reads every item's blocks and joins them to one sample a context.
+
+    Args:
+        is_raw: compare with the engine's full-softmax log-probabilities at temperature 1, else with those of the
+            tempered distribution.
+
+    Raises:
+        BlockError: a block is missing or not what was sealed. Nothing was trained.
+    """
+    samples: list[Sample] = []
+    routes: list[np.ndarray | None] = []
+    counts = torch.zeros(len(items), dtype=torch.int64)
+    place = 0
+    for rollout, item in enumerate(items):
+        contexts: dict[str, list[Block]] = {}
+        for ref in item.blocks:
+            contexts.setdefault(ref.context_id, []).append(read_block(blocks, ref))
+        for parts in contexts.values():
+            assert parts[0].start == 0, "a child context that shares its parent's tokens is laid out with its parent"
+            ids = np.concatenate([block.ids_T for block in parts])
+            versions = np.concatenate([block.version_T for block in parts])
+            sampled = np.concatenate([block.sampled_T for block in parts])
+            mask = sampled & (versions >= item.oldest_version)
+            behaviour = np.where(
+                mask, np.concatenate([block.lp_raw_T if is_raw else block.lp_behaviour_T for block in parts]), 0.0
+            )
+            counts[rollout] += int(mask.sum())
+            samples.append(
+                Sample(
+                    ids=ids.tolist(),
+                    loss_mask=mask.tolist(),
+                    fields={
+                        "advantage": [item.advantage] * len(ids),
+                        "lp_behaviour": behaviour.tolist(),
+                        "version": versions.tolist(),
+                        "place": list(range(place, place + len(ids))),
+                    },
+                    rollout=rollout,
+                )
+            )
+            place += len(ids)
+            routes += [block.routes_TLK for block in parts]
+    # a float32 field holds whole numbers up to here exactly
+    assert place < 2**24, f"{place} tokens in one batch"
+    return Batch(
+        samples=samples, rollout_tokens=counts, routes=_joined_routes(samples, routes, place), num_rollouts=len(items)
+    )
+
+
+def _joined_routes(samples: Sequence[Sample], routes: Sequence[np.ndarray | None], total: int) -> np.ndarray | None:
+    if not samples or any(part is None for part in routes):
+        return None
+    joined = np.concatenate([part for part in routes if part is not None])
+    assert len(joined) == total, "one route row a token"
+    return joined
+
+
+def forced_experts(batch: PackedBatch, routes: np.ndarray) -> list[torch.Tensor]:
+    """L tensors [Q, K] of the experts the engine used for each decoder row; -1 where it recorded none.
+
+    A row's fields speak of its next token, so its own place is one below theirs; the last token of a sample has no next
+    one, was never fed by the engine, and is routed here.
+    """
+    next_place = batch.fields["place"].long()
+    has_next = next_place > 0
+    rows = torch.where(has_next, next_place - 1, torch.zeros_like(next_place))
+    table = torch.from_numpy(routes.astype(np.int64))
+    table[table == ABSENT_ROUTE] = -1
+    taken = torch.where(has_next[:, None, None], table[rows], torch.full_like(table[:1], -1))
+    return list(taken.unbind(1))
+
+
+class Trainer:
+    """Owns the model that is trained and its optimizer. One process, one rank."""
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self.settings = settings
+        self.model: Transformer = load_policy(settings.policy)
+        self.loss: Loss = load_loss(settings.algo.loss, settings.algo.loss_options)
+        self._routes: np.ndarray | None = None
+        self._step = TrainStep(self.model, settings.train, forward=self._score)
+        self._last: tuple[str, StepResult] | None = None
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights: optimizer steps taken since the start policy."""
+        return self._step.num_steps
+
+    def load(self) -> int:
+        """Restores the newest training state where there is one; returns its version."""
+        self._step.load(Path(self.settings.checkpoints))
+        return self.version
+
+    def save(self) -> str:
+        """Writes the training state of this version; returns its folder."""
+        return str(self._step.save(Path(self.settings.checkpoints)))
+
+    def publish(self) -> WeightManifest:
+        """Publishes the weights under this version."""
+        return publish(self.model.state_dict(), self.version, Path(self.settings.weights))
+
+    def export(self, folder: str) -> str:
+        """Writes a policy folder with the weights of this version."""
+        return str(save_policy(self.model, folder, side_files_from=self.settings.policy))
+
+    def train(self, request_id: str, items: Sequence[TrainItem]) -> StepResult:
+        """One optimizer step on these rollouts.
+
+        Raises:
+            BlockError: a block is not what was sealed.
+        """
+        if self._last is not None and self._last[0] == request_id:
+            return self._last[1]
+        started = time.monotonic()
+        batch = self._build(items)
+        normaliser = Normaliser(
+            reduction=Reduction(self.settings.algo.reduction),
+            rollout_tokens=batch.rollout_tokens,
+            max_len=self.settings.max_rollout_tokens,
+        )
+        # samples are padded to whole tiles: the longest one must fit
+        budget = max(self.settings.tokens_per_micro_batch, *(len(sample.ids) for sample in batch.samples))
+        micro_batches = pack(batch.samples, budget)
+        self._routes = batch.routes if self.settings.algo.replay_routes else None
+        statistics = self._statistics(micro_batches, batch.num_rollouts) if self.loss.needs_statistics else None
+        version = self.version
+        metrics = self._step.step(
+            micro_batches,
+            lambda scored, packed: self._loss(scored, packed, normaliser, statistics, version),
+            denominator=normaliser.denominator,
+        )
+        rows = sum(len(packed.rows) for packed in micro_batches)
+        metrics |= {
+            "train/seconds": time.monotonic() - started,
+            "train/micro_batches": float(len(micro_batches)),
+            "train/padding_share": 1 - sum(packed.num_tokens for packed in micro_batches) / rows,
+        }
+        result = StepResult(
+            metrics=metrics,
+            is_skipped=bool(metrics["train/step_skipped"]),
+            version=self.version,
+            trained_tokens=tuple(batch.rollout_tokens.tolist()),
+        )
+        self._last = (request_id, result)
+        return result
+
+    def mismatch(self, items: Sequence[TrainItem]) -> dict[str, float]:
+        """Compares the trainer's log-probabilities with the engine's on the same tokens; changes nothing.
+
+        Returns:
+            `mismatch_kl` (mean of r - log r - 1, r = trainer / engine), `max_abs_lp`, `tokens`.
+        """
+        batch = self._build(items)
+        budget = max(self.settings.tokens_per_micro_batch, *(len(sample.ids) for sample in batch.samples))
+        self._routes = batch.routes if self.settings.algo.replay_routes else None
+        differences = []
+        with torch.no_grad():
+            for packed in pack(batch.samples, budget):
+                scored = self._score(self.model, packed)
+                differences.append((scored.logprob - packed.fields["lp_behaviour"][scored.row]).double())
+        difference = torch.cat(differences)
+        kl = (difference.exp() - difference - 1).mean()
+        return {
+            "mismatch_kl": float(kl),
+            "max_abs_lp": float(difference.abs().max()),
+            "tokens": float(len(difference)),
+        }
+
+    def _build(self, items: Sequence[TrainItem]) -> Batch:
+        # at temperature 1 the two differ by the ids an engine never samples (padding, placeholders) alone; the full
+        # softmax is what the trainer computes, bit for bit
+        return build_batch(items, Path(self.settings.blocks), is_raw=self.settings.temperature == 1.0)
+
+    def _score(self, model: torch.nn.Module, packed: PackedBatch) -> Scored:
+        assert isinstance(model, Transformer)
+        return score(
+            model,
+            packed,
+            deterministic=self.settings.deterministic,
+            forced_experts=None if self._routes is None else forced_experts(packed, self._routes),
+            temperature=self.settings.temperature,
+        )
+
+    def _inputs(self, scored: Scored, packed: PackedBatch) -> LossInputs:
+        return LossInputs(
+            logprobs=scored.logprob,
+            behaviour_logprobs=packed.fields["lp_behaviour"][scored.row],
+            advantages=packed.fields["advantage"][scored.row],
+            mask=torch.ones(len(scored.row), dtype=torch.bool),
+            rollout=packed.rollout[scored.row],
+            # one step a batch: the proximal policy is the policy at the start of this very step
+            proximal_logprobs=scored.logprob.detach() if self.settings.algo.decoupled else None,
+            entropy=scored.entropy,
+        )
+
+    def _loss(
+        self,
+        scored: Scored,
+        packed: PackedBatch,
+        normaliser: Normaliser,
+        statistics: RolloutStatistics | None,
+        version: int,
+    ) -> LossSum:
+        result = self.loss(self._inputs(scored, packed), normaliser, statistics)
+        # at age 0 engine and trainer hold the same weights: what differs is numerics, and nothing else
+        is_fresh = packed.fields["version"][scored.row] == version
+        difference = (scored.logprob.detach() - packed.fields["lp_behaviour"][scored.row])[is_fresh].double()
+        result.metrics["train/mismatch_kl_fresh"] = (
+            (difference.exp() - difference - 1).sum(),
+            float(len(difference)),
+        )
+        return result
+
+    def _statistics(self, micro_batches: Sequence[PackedBatch], num_rollouts: int) -> RolloutStatistics:
+        with torch.no_grad():
+            parts = [
+                RolloutStatistics.of(self._inputs(self._score(self.model, packed), packed), num_rollouts)
+                for packed in micro_batches
+            ]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+
+class TrainerActor:
+    """The Ray actor: a Trainer in a process of its own."""
+
+    def __init__(self, settings: TrainerSettings, threads: int) -> None:
+        torch.set_num_threads(threads)
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s trainer %(levelname)s %(message)s")
+        self._trainer = Trainer(settings)
+
+    def load(self) -> int:
+        return self._trainer.load()
+
+    def save(self) -> str:
+        return self._trainer.save()
+
+    def publish(self) -> WeightManifest:
+        return self._trainer.publish()
+
+    def export(self, folder: str) -> str:
+        return self._trainer.export(folder)
+
+    def train(self, request_id: str, items: Sequence[TrainItem]) -> StepResult:
+        return self._trainer.train(request_id, items)
+
+    def mismatch(self, items: Sequence[TrainItem]) -> dict[str, Any]:
+        return self._trainer.mismatch(items)

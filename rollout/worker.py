@@ -1,0 +1,219 @@
+"""EpisodeWorker: many episodes at a time in one process, and the Ray actor around it.
+
+`EpisodeRunner` holds what episodes share (tasks, harness, sandboxes, verifier, threads) and knows no Ray; an evaluation
+runs it beside an engine in its own process. An attempt id asked twice is played once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.envs.config import SandboxConfig, SandboxKind
+from burnish.envs.sandbox.base import SandboxFactory, open_sandboxes
+from burnish.envs.task import Task
+from burnish.envs.taskset import load_taskset
+from burnish.policy.encoding.config import EncodingConfig
+from burnish.policy.encoding.conversation import Conversation
+from burnish.policy.encoding.tokenizer import Tokenizer, load_tokenizer
+from burnish.rollout.agents import Generate, PolicyAgent, ScriptedAgent, nop, oracle, sampling_seed
+from burnish.rollout.config import Agent, EpisodeConfig, SamplingConfig
+from burnish.rollout.episode import Services, run_episode
+from burnish.rollout.generator import GenerateRequest
+from burnish.rollout.harness.base import load_harness
+from burnish.rollout.token_log import TokenLog
+from burnish.rollout.types import GenerationError, Slot, Trajectory
+from burnish.verifiers.verifier import load_verifier
+
+if TYPE_CHECKING:
+    from burnish.policy.inference.sequence import Generation
+
+logger = logging.getLogger(__name__)
+
+# seconds beyond a request's own deadline before its generator counts as dead
+ANSWER_GRACE_S = 90.0
+# ended attempts kept for a call that is repeated after a lost reply
+KEPT_TRAJECTORIES = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSettings:
+    """What every episode of a run shares; crosses into the workers once."""
+
+    run_id: str
+    agent: Agent
+    tasks: str
+    """Task set folder."""
+    policy: str
+    """Policy folder whose tokenizer encodes; empty for scripted agents."""
+    blocks: str
+    """Folder of the token logs."""
+    harness: str
+    verifier: str
+    sandbox: SandboxKind
+    limits: SandboxConfig
+    episode: EpisodeConfig
+    encoding: EncodingConfig
+    sampling: SamplingConfig
+    seed: int
+    concurrency: int
+    """Episodes at a time in one process."""
+
+
+class EpisodeRunner:
+    """Plays attempts of one run.
+
+    Args:
+        tasks: by id.
+        engine: how the policy is reached; None for scripted agents.
+        sandboxes: closed with the runner.
+    """
+
+    def __init__(
+        self, settings: EpisodeSettings, tasks: dict[str, Task], sandboxes: SandboxFactory, engine: Generate | None
+    ) -> None:
+        self.settings, self.tasks, self.engine = settings, tasks, engine
+        self.policy_version = 0
+        """Newest version known to answer."""
+        self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="episode")
+        self._sandboxes = sandboxes
+        self._services = Services(
+            run_id=settings.run_id,
+            harness=load_harness(settings.harness),
+            sandboxes=sandboxes,
+            verifier=load_verifier(settings.verifier, sandboxes),
+            threads=self._threads,
+            policy_version=lambda: self.policy_version,
+        )
+        self._tokenizer: Tokenizer | None = None
+        if settings.agent is Agent.policy:
+            self._tokenizer = load_tokenizer(Path(settings.policy), settings.encoding.system_token_id)
+        self._attempts: dict[str, asyncio.Task[Trajectory]] = {}
+
+    async def play(self, slot: Slot, attempt_id: str, policy_version: int) -> Trajectory:
+        """One attempt to its outcome.
+
+        Args:
+            policy_version: version that answers when the attempt is dispatched.
+        """
+        self.policy_version = max(self.policy_version, policy_version)
+        if attempt_id not in self._attempts:
+            self._forget_oldest()
+            self._attempts[attempt_id] = asyncio.create_task(self._play(slot, attempt_id))
+        return await asyncio.shield(self._attempts[attempt_id])
+
+    def _forget_oldest(self) -> None:
+        """Bounds what is kept for attempts that are asked again."""
+        ended = [attempt_id for attempt_id, task in self._attempts.items() if task.done()]
+        for attempt_id in ended[: max(0, len(ended) - KEPT_TRAJECTORIES)]:
+            del self._attempts[attempt_id]
+
+    async def cancel(self, attempt_ids: Iterable[str]) -> None:
+        """Ends attempts; whoever waits for them gets the outcome `cancelled`."""
+        for attempt_id in attempt_ids:
+            task = self._attempts.get(attempt_id)
+            if task is not None:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Cancels what is left and closes every sandbox."""
+        left = [task for task in self._attempts.values() if not task.done()]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.to_thread(self._sandboxes.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _play(self, slot: Slot, attempt_id: str) -> Trajectory:
+        agent = self._agent(slot, attempt_id)
+        trajectory = await run_episode(
+            slot, attempt_id, self.tasks[slot.task_id], agent, self._services, self.settings.episode
+        )
+        if isinstance(agent, PolicyAgent) and agent.newest_version >= 0:
+            self.policy_version = max(self.policy_version, agent.newest_version)
+            trajectory = replace(trajectory, version_end=agent.newest_version)
+        return trajectory
+
+    def _agent(self, slot: Slot, attempt_id: str) -> PolicyAgent | ScriptedAgent:
+        settings = self.settings
+        if settings.agent is Agent.oracle:
+            return oracle(self.tasks[slot.task_id], self._services.harness)
+        if settings.agent is Agent.nop:
+            return nop(self._services.harness)
+        assert self.engine is not None
+        assert self._tokenizer is not None
+        return PolicyAgent(
+            attempt_id=attempt_id,
+            conversation=Conversation(self._tokenizer, settings.encoding),
+            engine=self.engine,
+            log=TokenLog(Path(settings.blocks), attempt_id),
+            sampling=settings.sampling,
+            budget=settings.episode,
+            seed=sampling_seed(settings.seed, slot.slot_id),
+            eos=self._tokenizer.special.eos,
+        )
+
+
+class RemoteEngines:
+    """Generators as Ray actors; a context stays with the generator that holds it."""
+
+    def __init__(self, generators: dict[str, Any]) -> None:
+        self._generators = generators
+        self._home: dict[str, str] = {}
+
+    async def generate(self, request: GenerateRequest) -> "Generation":
+        """Raises:
+        GenerationError: the generator died, or did not answer in time; it is named.
+        """
+        import ray
+
+        name = self._home.setdefault(request.context_id, self._least_loaded())
+        try:
+            return await asyncio.wait_for(
+                self._generators[name].generate.remote(request), request.deadline_s + ANSWER_GRACE_S
+            )
+        except TimeoutError as error:
+            raise GenerationError(f"{name} holds request {request.request_id} beyond its deadline") from error
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise (cause if isinstance(cause, GenerationError) else GenerationError(f"{name}: {cause}")) from error
+        except ray.exceptions.RayError as error:
+            raise GenerationError(f"{name} is gone: {type(error).__name__}") from error
+
+    async def release(self, context_id: str) -> None:
+        name = self._home.pop(context_id, None)
+        if name is not None:
+            # nobody waits for it: a generator that died has released everything
+            self._generators[name].release.remote(context_id)
+
+    def _least_loaded(self) -> str:
+        held = dict.fromkeys(self._generators, 0)
+        for name in self._home.values():
+            held[name] += 1
+        return min(held, key=lambda name: (held[name], name))
+
+
+class EpisodeWorker:
+    """The Ray actor: an EpisodeRunner whose engine is the run's generators."""
+
+    def __init__(self, settings: EpisodeSettings, name: str, generators: dict[str, Any]) -> None:
+        logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s")
+        tasks = {task.id: task for task in load_taskset(Path(settings.tasks)).tasks}
+        sandboxes = open_sandboxes(settings.limits, settings.sandbox)
+        self._runner = EpisodeRunner(settings, tasks, sandboxes, RemoteEngines(generators))
+
+    async def ready(self) -> str:
+        """Kind of sandbox, once the worker is up."""
+        return str(self._runner._sandboxes.kind)
+
+    async def play(self, slot: Slot, attempt_id: str, policy_version: int) -> Trajectory:
+        return await self._runner.play(slot, attempt_id, policy_version)
+
+    async def cancel(self, attempt_ids: list[str]) -> None:
+        await self._runner.cancel(attempt_ids)
+
+    async def close(self) -> None:
+        await self._runner.close()
