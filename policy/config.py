@@ -4,6 +4,7 @@ Knows nothing of weights or devices. Source of every field and rule: the release
 schedule (`layer_modes`) is derived from it as the reference implementations do.
 """
 
+import itertools
 import json
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -209,7 +210,7 @@ class ModelConfig:
         ]
         for name in ("kv_source_layer_ids", "index_source_layer_ids"):
             ids = getattr(self, name)
-            rising = all(a < b for a, b in zip(ids, ids[1:], strict=False))
+            rising = all(a < b for a, b in itertools.pairwise(ids))
             checks.append((rising, name, "strictly increasing layer ids", ids))
             inside = all(0 <= i < self.num_hidden_layers for i in ids)
             checks.append((inside, name, f"layer ids below num_hidden_layers ({self.num_hidden_layers})", ids))
@@ -278,6 +279,34 @@ class ModelConfig:
         """Bytes of global cache that `num_tokens` tokens of one context hold (890 a token in Flash)."""
         entry = self.main_row_bytes + self.index_row_bytes
         return sum(num_tokens // self.compress_ratios[layer] * entry for layer in self.kv_source_layer_ids)
+
+
+@dataclass(kw_only=True)
+class InitRun:
+    """`burnish init`."""
+
+    out: str = "policies/tiny"
+    """Policy folder to write."""
+    preset: str = "tiny"
+    """mini, small or tiny."""
+    seed: int = 0
+    """Of the weights."""
+    overwrite: bool = False
+    """Replace a folder that is there."""
+
+
+@dataclass(kw_only=True)
+class ParityRun:
+    """`burnish parity DIR`."""
+
+    dir: str = ""
+    """Folder of golden cases."""
+    cases: str = "*"
+    """Comma-separated patterns of case names."""
+
+    def __post_init__(self) -> None:
+        if not self.dir:
+            raise ConfigError("parity needs the folder of golden cases: burnish parity DIR")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from safetensors import safe_open
 
 from burnish.kernels.quant import reference as quant
 from burnish.policy.checkpoint.released import load_policy, released_tensors
+from burnish.policy.config import ParityRun
 from burnish.policy.model.graph_store import GraphStore
 from burnish.policy.model.rows import Rows, build_rows
 from burnish.policy.model.transformer import Output, Transformer
@@ -169,9 +170,7 @@ def _same_ids(case: Case, name: str, got: torch.Tensor, want: torch.Tensor) -> L
     return case.exact(name, widened(got), widened(want))
 
 
-def _gradients(
-    case: Case, model: Transformer, rows: Rows, logits: torch.Tensor, live: torch.Tensor
-) -> Iterator[Line]:
+def _gradients(case: Case, model: Transformer, rows: Rows, logits: torch.Tensor, live: torch.Tensor) -> Iterator[Line]:
     """Mean next-token cross-entropy over all rows and its gradient by released name."""
     count = int(live.sum())
     context, token = rows.context[:count], rows.token_id[:count]
@@ -247,8 +246,6 @@ def run(directory: Path, patterns: str, write: Callable[[str], object]) -> int:
     return status
 
 
-def main(directory: Path, cases: str = "*") -> int:
+def main(config: ParityRun) -> int:
     """Entry point of `burnish parity`."""
-    return run(directory, cases, lambda line: sys.stdout.write(line + "\n"))
-
-
+    return run(Path(config.dir), config.cases, lambda line: sys.stdout.write(line + "\n"))

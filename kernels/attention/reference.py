@@ -12,6 +12,34 @@ BLOCK = 64
 _GATHER_ELEMENTS = 1 << 26
 
 
+class _SinkAttention(torch.autograd.Function):
+    """The formula of `sink_attention_ref` with its gradient written out: key and value are one tensor, so both of its
+    gradients come from one product instead of two badly shaped ones."""
+
+    @staticmethod
+    def forward(ctx, q, keys, valid, sink, scale):
+        logits = torch.bmm(q, keys.transpose(1, 2)).float() * scale
+        logits = logits.masked_fill(~valid.unsqueeze(1), float("-inf"))
+        column = sink.float().view(1, -1, 1).expand(logits.shape[0], -1, 1)
+        full = torch.cat((logits, column), -1).softmax(-1)
+        probs = full[..., :-1].to(keys.dtype)
+        ctx.save_for_backward(q, keys, full)
+        ctx.scale = scale
+        return torch.bmm(probs, keys)
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, keys, full = ctx.saved_tensors
+        probs = full[..., :-1]
+        dprobs = torch.bmm(grad, keys.transpose(1, 2)).float()
+        mean = (probs * dprobs).sum(-1, keepdim=True)
+        dlogits = (probs * (dprobs - mean) * ctx.scale).to(q.dtype)
+        dsink = -(full[..., -1:] * mean).sum((0, 2))
+        left = torch.cat((probs.to(q.dtype), dlogits), 1)
+        dkeys = torch.matmul(left.transpose(1, 2), torch.cat((grad, q), 1))
+        return torch.bmm(dlogits, keys), dkeys, None, dsink, None
+
+
 def sink_attention_ref(
     q: torch.Tensor, keys: torch.Tensor, valid: torch.Tensor, sink: torch.Tensor, scale: float
 ) -> torch.Tensor:
@@ -27,11 +55,7 @@ def sink_attention_ref(
     Returns:
         [R, H, C] in q.dtype; a row without valid keys gives zeros.
     """
-    logits = torch.bmm(q, keys.transpose(1, 2)).float() * scale
-    logits = logits.masked_fill(~valid.unsqueeze(1), float("-inf"))
-    column = sink.float().view(1, -1, 1).expand(logits.shape[0], -1, 1)
-    probs = torch.cat((logits, column), -1).softmax(-1)[..., :-1]
-    return torch.bmm(probs.to(keys.dtype), keys)
+    return _SinkAttention.apply(q, keys, valid, sink, scale)
 
 
 def index_scores_ref(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, context: torch.Tensor) -> torch.Tensor:

@@ -9,23 +9,43 @@ import torch
 from burnish.kernels.tile.reference import linear
 
 
+class _Sinkhorn(torch.autograd.Function):
+    """`sinkhorn_ref` on [S, S, N], rows last so that every step is one long vector operation."""
+
+    @staticmethod
+    def forward(ctx, logits, iters, eps):
+        soft = logits.softmax(1)
+        mix = soft + eps
+        trail = []
+        for step in range(2 * iters - 1):
+            axis = step % 2  # 0: columns (sum over input streams), 1: rows
+            total = mix.sum(axis, keepdim=True) + eps
+            mix = mix / total
+            trail += [mix, total]
+        ctx.save_for_backward(soft, *trail)
+        return mix
+
+    @staticmethod
+    def backward(ctx, grad):
+        soft, *trail = ctx.saved_tensors
+        for step in reversed(range(len(trail) // 2)):
+            mix, total = trail[2 * step], trail[2 * step + 1]
+            grad = (grad - (grad * mix).sum(step % 2, keepdim=True)) / total
+        return soft * (grad - (grad * soft).sum(1, keepdim=True)), None, None
+
+
 def sinkhorn_ref(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:
     """Row softmax + eps, one column normalisation, then (iters-1) rounds of row then column.
 
     Args:
-        logits: [..., S, S] fp32, row = input stream, column = output stream.
+        logits: [N, S, S] fp32, row = input stream, column = output stream.
         iters: column normalisations.
         eps: added to the softmax and to every denominator.
 
     Returns:
-        [..., S, S], nearly doubly stochastic.
+        [N, S, S], nearly doubly stochastic.
     """
-    mix = logits.softmax(-1) + eps
-    mix = mix / (mix.sum(-2, keepdim=True) + eps)
-    for _ in range(iters - 1):
-        mix = mix / (mix.sum(-1, keepdim=True) + eps)
-        mix = mix / (mix.sum(-2, keepdim=True) + eps)
-    return mix
+    return _Sinkhorn.apply(logits.permute(1, 2, 0).contiguous(), iters, eps).permute(2, 0, 1)
 
 
 def coefficients_ref(
@@ -67,10 +87,10 @@ def coefficients_ref(
 
 def collapse_ref(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     """Weighted sum of the streams: [R, S, D], [R, S] -> [R, D] in streams.dtype."""
-    return (pre.unsqueeze(-1) * streams.float()).sum(1).to(streams.dtype)
+    return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
 
 
 def expand_ref(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
     """X'_k = post_k * y + sum_j comb[j, k] * X_j: [R, D], [R, S, D] -> [R, S, D] in streams.dtype."""
-    mixed = torch.bmm(comb.transpose(1, 2), streams.float())
+    mixed = torch.bmm(comb.transpose(1, 2).contiguous(), streams.float())
     return torch.addcmul(mixed, post.unsqueeze(-1), y.float().unsqueeze(1)).to(streams.dtype)

@@ -91,7 +91,9 @@ class Indexer(nn.Module):
         allowed = entry < visible.unsqueeze(1)
         candidates = carried
         if wants_pool:
-            candidates = candidate_blocks_ref(scores, visible, config.candidate_block_size, config.candidate_topk_blocks)
+            candidates = candidate_blocks_ref(
+                scores, visible, config.candidate_block_size, config.candidate_topk_blocks
+            )
         if pool is not None:
             allowed = allowed & pool.repeat_interleave(config.candidate_block_size, 1)[:, : scores.shape[1]]
         return Selection(indices=select_top_ref(scores, allowed, slots), candidates=candidates)

@@ -81,7 +81,5 @@ class MoE(nn.Module):
         experts = torch.where(live.unsqueeze(1), experts, -1)
         bank, shared = self.experts, self.shared_experts
         routed = experts_ref(x, experts, weights, bank.w1, bank.w3, bank.w2, config.swiglu_limit)
-        always = shared_expert_ref(
-            x, shared.w1.weight, shared.w3.weight, shared.w2.weight, config.swiglu_limit, tiled
-        )
+        always = shared_expert_ref(x, shared.w1.weight, shared.w3.weight, shared.w2.weight, config.swiglu_limit, tiled)
         return (routed + always).to(x.dtype), experts
