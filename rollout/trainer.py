@@ -22,10 +22,10 @@ from burnish.policy.training.config import TrainConfig
 from burnish.policy.training.forward import Scored, score
 from burnish.policy.training.packing import PackedBatch, Sample, pack
 from burnish.policy.training.step import LossSum, TrainStep
+from burnish.rollout.blocks import read_block
 from burnish.rollout.config import AlgoConfig
 from burnish.rollout.loss_terms import LossInputs, Normaliser, Reduction, RolloutStatistics
 from burnish.rollout.losses import Loss, load_loss
-from burnish.rollout.token_log import read_block
 from burnish.rollout.types import ABSENT_ROUTE, Block, BlockRef
 from burnish.rollout.weight_sync import WeightManifest, publish
 
