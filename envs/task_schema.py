@@ -9,23 +9,24 @@ import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-Check = Callable[[object], str | None]
+Check = Callable[[Any], str | None]
 """Returns what was expected, or None when the value is fine."""
 
 DAY_S = 86_400.0
 
 
-def text(value: object) -> str | None:
+def text(value: Any) -> str | None:
     return None if isinstance(value, str) and "\0" not in value else "a string"
 
 
-def boolean(value: object) -> str | None:
+def boolean(value: Any) -> str | None:
     return None if isinstance(value, bool) else "true or false"
 
 
 def number(low: float, high: float) -> Check:
-    def check(value: object) -> str | None:
+    def check(value: Any) -> str | None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and math.isfinite(value) and low <= value <= high:
             return None
@@ -35,7 +36,7 @@ def number(low: float, high: float) -> Check:
 
 
 def integer(low: int, high: int) -> Check:
-    def check(value: object) -> str | None:
+    def check(value: Any) -> str | None:
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         return None if is_integer and low <= value <= high else f"a whole number from {low} to {high}"
 
@@ -47,7 +48,7 @@ def one_of(*names: str) -> Check:
 
 
 def list_of(check: Check) -> Check:
-    def check_list(value: object) -> str | None:
+    def check_list(value: Any) -> str | None:
         if not isinstance(value, list):
             return "a list"
         return next((f"a list, each element {wrong}" for item in value if (wrong := check(item))), None)
@@ -55,26 +56,26 @@ def list_of(check: Check) -> Check:
     return check_list
 
 
-def text_table(value: object) -> str | None:
+def text_table(value: Any) -> str | None:
     if not isinstance(value, dict):
         return "a table of strings"
     is_fine = all(name and "=" not in name and "\0" not in name and not text(item) for name, item in value.items())
     return None if is_fine else "a table of strings, names without ="
 
 
-def any_table(value: object) -> str | None:
+def any_table(value: Any) -> str | None:
     return None if isinstance(value, dict) else "a table"
 
 
-def anything(value: object) -> str | None:
+def anything(value: Any) -> str | None:
     return None
 
 
-def user(value: object) -> str | None:
+def user(value: Any) -> str | None:
     return None if isinstance(value, str | int) and not isinstance(value, bool) else "a user name or number"
 
 
-def artifact(value: object) -> str | None:
+def artifact(value: Any) -> str | None:
     return None if isinstance(value, str | dict) else "a path or a table with `source`"
 
 

@@ -1,7 +1,7 @@
 """The protocol of a verifier, and finding one by name or import path."""
 
 import importlib
-from typing import Protocol
+from typing import Any, Protocol
 
 from burnish.envs.errors import UserError
 from burnish.envs.sandbox.base import Artifacts, SandboxFactory
@@ -45,7 +45,7 @@ def load_verifier(spec: str, sandboxes: SandboxFactory) -> Verifier:
         raise UserError(f"verifier {spec!r}: no module named {error.name!r} can be imported") from None
     if not hasattr(module, class_name):
         raise UserError(f"verifier {spec!r}: module {module_name!r} has no {class_name!r}")
-    factory = getattr(module, class_name)
+    factory: Any = getattr(module, class_name)
     if not callable(factory) or not callable(getattr(factory, "verify", None)):
         raise UserError(f"verifier {spec!r}: {class_name!r} is not a class with a verify(task, artifacts, ...) method")
     return factory(sandboxes)

@@ -157,7 +157,7 @@ class SandboxFactory(Protocol):
 
         Args:
             artifacts: files of the agent, restored at their paths before anything runs.
-            files: trusted files by absolute path, read-only and root-owned; they win over artifacts.
+            files: trusted files by absolute path, read-only, executable and root-owned; they win over artifacts.
             command: program and arguments, without a shell, stdin empty.
             collect: absolute directory, fresh and empty at the start; read after the last process has ended.
         """

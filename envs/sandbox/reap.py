@@ -1,0 +1,93 @@
+"""Entry point of `burnish reap`: removes sandboxes that nobody will come back for, and touches nothing else.
+
+A container is ours by the label `burnish=1`. It goes when its run is named, when its driver is known to be dead, or when its
+lease is over. Local sandboxes carry the same labels in a file. Safe to repeat and to run beside living runs.
+"""
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from burnish.envs.config import ReapRun
+from burnish.envs.sandbox.base import SandboxUnavailable
+from burnish.envs.sandbox.lease import is_orphan
+from burnish.envs.sandbox.local import base_directory, end_processes, remove_tree
+
+log = logging.getLogger(__name__)
+
+
+def is_due(owner: Mapping[str, str], run: str, now: float) -> bool:
+    return owner.get("burnish.run") == run if run else is_orphan(owner, now)
+
+
+def reap_containers(config: ReapRun) -> Counter[str]:
+    """Counts of `removed`, `kept` (a living driver's) and `failed` containers.
+
+    Raises:
+        SandboxUnavailable: no engine answers.
+    """
+    # the engine's library is needed here only
+    import docker.errors
+
+    from burnish.envs.sandbox.container import engine_errors, remove
+    from burnish.envs.sandbox.docker import connect
+
+    client = connect(config.engine_url, 60.0)
+    counts: Counter[str] = Counter()
+    now = time.time()
+    with engine_errors("the list of containers"):
+        found = client.containers(all=True, filters={"label": "burnish=1"})
+    for container in found:
+        if not is_due(container.get("Labels") or {}, config.run, now):
+            counts["kept"] += 1
+            continue
+        with contextlib.suppress(docker.errors.NotFound):
+            counts["removed" if remove(client, container["Id"]) else "failed"] += 1
+    client.close()
+    return counts
+
+
+def reap_local(config: ReapRun) -> Counter[str]:
+    """The same for the folders and processes of local sandboxes."""
+    counts: Counter[str] = Counter()
+    now = time.time()
+    for home in sorted(base_directory().glob("*")):
+        try:
+            lines = (home / "owner").read_text("utf-8").splitlines()
+        except OSError:
+            continue
+        owner = dict(line.split("=", 1) for line in lines if "=" in line)
+        if is_due(owner, config.run, now):
+            end_processes(home.name)
+            remove_tree(home)
+            counts["removed"] += 1
+        else:
+            counts["kept"] += 1
+    return counts
+
+
+def main(config: ReapRun) -> int:
+    """Prints what was removed; 1 when the engine refused to remove something.
+
+    Raises:
+        SandboxUnavailable: an engine was named, and it does not answer.
+    """
+    local = reap_local(config)
+    try:
+        containers = reap_containers(config)
+    except SandboxUnavailable:
+        if config.engine_url:
+            raise
+        containers = None
+    shown = "no Docker engine answers" if containers is None else sentence(containers, "container")
+    # the command line shows info lines as they are
+    log.info("reap: %s; %s", shown, sentence(local, "local sandbox"))
+    return 1 if containers is not None and containers["failed"] else 0
+
+
+def sentence(counts: Counter[str], noun: str) -> str:
+    plural = {"container": "containers", "local sandbox": "local sandboxes"}[noun]
+    parts = [f"{counts['removed']} {noun if counts['removed'] == 1 else plural} removed", f"{counts['kept']} kept"]
+    return ", ".join(parts + [f"{counts['failed']} failed"] * bool(counts["failed"]))
