@@ -52,7 +52,7 @@ def compose_tree(verb: Verb, texts: Sequence[str]) -> DictConfig:
             choices = [_choice(part) for part in parts if _is_choice(part)]
             base = hydra_compose(verb.name, choices)
             values = [overrides.check(part, base) for part in parts if not _is_choice(part)]
-            return hydra_compose(verb.name, choices + values)
+            return hydra_compose(verb.name, choices + values) if values else base
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(sentence(error)) from error
 

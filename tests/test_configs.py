@@ -153,10 +153,14 @@ def keys_of(verb: str) -> list[str]:
     return list(overrides.keys_of(VERBS[verb].config_class()))
 
 
+# keys that have a default but that a plain run of the verb must still give
+ALSO = {"eval": ["policy=given"], "rl": ["policy=given", "tasks=given"], "parity": ["dir=given"]}
+
+
 def values_for_required(verb: str) -> list[str]:
-    """An override for every key that has no default."""
+    """The least that a user must type."""
     cfg = schema.compose_tree(VERBS[verb], [])
-    return [f"{key}=given" for key in OmegaConf.missing_keys(cfg)]
+    return sorted({f"{key}=given" for key in OmegaConf.missing_keys(cfg)} | set(ALSO.get(verb, [])))
 
 
 def test_every_verb_has_a_yaml_and_every_yaml_a_verb():
