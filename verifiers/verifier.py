@@ -46,6 +46,7 @@ def load_verifier(spec: str, sandboxes: SandboxFactory) -> Verifier:
     if not hasattr(module, class_name):
         raise UserError(f"verifier {spec!r}: module {module_name!r} has no {class_name!r}")
     factory: Any = getattr(module, class_name)
-    if not callable(factory) or not callable(getattr(factory, "verify", None)):
+    if not isinstance(factory, type) or not callable(getattr(factory, "verify", None)):
         raise UserError(f"verifier {spec!r}: {class_name!r} is not a class with a verify(task, artifacts, ...) method")
-    return factory(sandboxes)
+    verifier: Any = factory(sandboxes)
+    return verifier

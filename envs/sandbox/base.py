@@ -3,15 +3,18 @@
 Everything here is synchronous; callers that run many episodes use threads.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from burnish.envs.config import SandboxConfig, SandboxKind
 from burnish.envs.errors import UserError
 from burnish.envs.task import Task
+
+log = logging.getLogger(__name__)
 
 
 class SandboxError(RuntimeError):
@@ -174,17 +177,19 @@ def open_sandboxes(config: SandboxConfig, kind: SandboxKind = SandboxKind.auto) 
     Raises:
         SandboxUnavailable: `docker` was asked for and no engine answers, or it lacks the base image.
     """
-    import logging
-
+    # both import this module
+    factory: Any
     if kind != SandboxKind.local:
         from burnish.envs.sandbox.docker import DockerSandboxes
 
         try:
-            return DockerSandboxes(config)
+            factory = DockerSandboxes(config)
+            return factory
         except SandboxUnavailable as error:
             if kind == SandboxKind.docker:
                 raise
-            logging.getLogger(__name__).warning("%s Using the local subprocess sandbox: no isolation.", error)
+            log.warning("%s Falling back to local subprocesses: nothing isolates them.", error)
     from burnish.envs.sandbox.local import LocalSandboxes
 
-    return LocalSandboxes(config)
+    factory = LocalSandboxes(config)
+    return factory

@@ -5,6 +5,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def connect(engine_url: str, timeout_s: float) -> Any:
     if engine_url:
         environment["base_url"] = engine_url
     try:
-        return docker.APIClient(version="auto", timeout=timeout_s, max_pool_size=128, **environment)
+        return docker.APIClient(version="auto", timeout=ceil(timeout_s), max_pool_size=128, **environment)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError):
         where = engine_url or environment.get("base_url") or "the local socket"
         raise SandboxUnavailable(
