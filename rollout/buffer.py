@@ -3,8 +3,9 @@
 Owns the one definition of staleness. The age of a token is (version being trained) - (version that sampled it); a token
 older than `max_offpolicy_steps` is never trained. Two rules keep that from costing samples, whatever the durations:
 
-- admission: a slot starts only while fewer than (max_offpolicy_steps + 1) batches of slots are started and not consumed,
-  counted in slots and relative to now, so that a recovered run gets no burst;
+- admission: a slot starts only while fewer than (max_offpolicy_steps + 1) batches of groups are started and not consumed,
+  a batch that is being trained included (until its version is published, new slots still start under the old one); this
+  is relative to now, so that a recovered run gets no burst. Slots start one by one, as samples finish, not by group;
 - order: among completed groups the oldest go first, and a batch waits for the groups that no later batch could take in
   time. With the admission bound such a batch always exists, so progress is always possible.
 
@@ -39,20 +40,24 @@ class Buffer:
     max_offpolicy_steps: int
     max_running: int
     """Episodes in flight at once, at most."""
+    remaining_batches: int
+    """Batches the run will still take: nothing is started that could not be consumed."""
     open: dict[str, OpenGroup] = field(default_factory=dict)
+    num_training: int = 0
+    """Groups of the batch that is being trained."""
 
     @property
     def num_running(self) -> int:
         return sum(group.admitted - group.done for group in self.open.values())
 
-    def may_start(self, group_id: str, group_size: int) -> bool:
+    def may_start(self, group_id: str) -> bool:
         """True when one more slot of `group_id` may start now (a half started group is always completed)."""
         if self.num_running >= self.max_running:
             return False
         if group_id in self.open:
             return True
-        waiting = sum(g.size for g in self.open.values())
-        return waiting + group_size <= (self.max_offpolicy_steps + 1) * self.groups_per_batch * group_size
+        batches = min(self.max_offpolicy_steps + 1, self.remaining_batches)
+        return len(self.open) + self.num_training < batches * self.groups_per_batch
 
     def start(self, group_id: str, group_size: int, policy_version: int) -> None:
         """One slot of `group_id` starts under `policy_version`."""
@@ -82,21 +87,29 @@ class Buffer:
         chosen = ready[: self.groups_per_batch]
         if len(chosen) < self.groups_per_batch and not (is_last and len(ready) == len(self.open) and chosen):
             return None
-        if self._urgent_missing(chosen, policy_version):
+        if self._must_wait(chosen, policy_version):
             return None
         for entry in chosen:
             del self.open[entry.group_id]
+        self.num_training = len(chosen)
         return [entry.group_id for entry in chosen]
 
-    def _urgent_missing(self, chosen: list[OpenGroup], policy_version: int) -> bool:
-        """True when the groups left behind could not all be consumed in time by the batches that follow.
+    def published(self, is_step: bool) -> None:
+        """The batch is done with: its version is what new slots start under, or it made no step."""
+        self.num_training = 0
+        self.remaining_batches -= is_step
+
+    def _must_wait(self, chosen: list[OpenGroup], policy_version: int) -> bool:
+        """True when groups left behind could not all be consumed in time, and one of them is still being played.
 
         The j-th batch after this one trains version policy_version + j, so groups born at or before
-        policy_version + j - max_offpolicy_steps must fit into j batches (j = 0: into this one).
+        policy_version + j - max_offpolicy_steps must fit into j batches (j = 0: into this one). Where all of them are
+        complete (after a resume there can be too many) nothing would be won: what gets too old is masked and counted.
         """
         taken = {entry.group_id for entry in chosen}
-        left = [entry.born for entry in self.open.values() if entry.group_id not in taken]
-        return any(
-            sum(born <= policy_version + j - self.max_offpolicy_steps for born in left) > j * self.groups_per_batch
-            for j in range(self.max_offpolicy_steps + 1)
-        )
+        left = [entry for entry in self.open.values() if entry.group_id not in taken]
+        for batches in range(self.max_offpolicy_steps + 1):
+            due = [entry for entry in left if entry.born <= policy_version + batches - self.max_offpolicy_steps]
+            if len(due) > batches * self.groups_per_batch and not all(entry.is_ready for entry in due):
+                return True
+        return False

@@ -1,6 +1,6 @@
 """The Ray cluster of a run: started small and local, checked for room before an actor asks, swept after a dead driver.
 
-Every process below a driver inherits BURNISH_OWNER = `<driver pid>:<its start time>`. Ray's workers end with the driver's
+Every process below a driver inherits BURNISH_OWNER, the driver's identity (envs/sandbox/lease.py). Ray's workers end with the driver's
 raylet, but some of its agents live on after a kill -9: whatever carries the mark of a driver that no longer exists is
 killed at the next start. Knows no actor and no algorithm.
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.envs.errors import UserError
+from burnish.envs.sandbox.lease import driver_identity, is_alive
 from burnish.rollout.config import ClusterConfig
 
 logger = logging.getLogger(__name__)
@@ -108,14 +109,14 @@ def start(config: ClusterConfig) -> Cluster:
         PlacementError: not enough room on some node; nothing is left running.
     """
     sweep_orphans()
-    os.environ[OWNER] = identity(os.getpid())
+    os.environ[OWNER] = driver_identity()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     logging.getLogger("ray").setLevel(logging.ERROR)
     began = time.monotonic()
     if config.address:
         import ray
 
-        ray.init(address=config.address, logging_level="ERROR")
+        ray.init(address=config.address, logging_level=logging.ERROR)
         try:
             place(bundles_of(config), {n["NodeManagerAddress"]: n["Resources"] for n in ray.nodes() if n["Alive"]})
         except PlacementError:
@@ -134,26 +135,10 @@ def start(config: ClusterConfig) -> Cluster:
         include_dashboard=False,
         object_store_memory=config.object_store_bytes,
         _temp_dir=str(folder),
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
     )
     logger.info("Ray started with %d logical CPUs in %.1f s", num_cpus, time.monotonic() - began)
     return Cluster(folder=folder)
-
-
-def identity(pid: int) -> str:
-    """`pid:start time`: a reused pid is another identity. Empty when there is no such process."""
-    try:
-        # the command may hold blanks and brackets: fields are counted after its last bracket
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return "" if fields[0] == "Z" else f"{pid}:{fields[19]}"
-
-
-def is_alive(owner: str) -> bool:
-    """True while the process of this identity exists."""
-    pid, _, _ = owner.partition(":")
-    return bool(owner) and pid.isdigit() and identity(int(pid)) == owner
 
 
 def sweep_orphans() -> list[int]:
@@ -163,7 +148,7 @@ def sweep_orphans() -> list[int]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         owner = _owner_of(entry)
-        if owner and not is_alive(owner):
+        if owner and is_alive(owner) is False:
             try:
                 os.kill(int(entry.name), signal.SIGKILL)
             except (ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""Generator: one engine behind an asynchronous, idempotent interface, and the Ray actor around it.
+"""Generator: one engine behind an asynchronous, idempotent interface.
 
 `EngineLoop` owns the engine: one thread steps it while anything runs, and every other touch (admission, abort, release,
 weight swap) is a command that this thread executes between two steps. So a swap always finds a drained step, and
@@ -235,30 +235,3 @@ def open_engine(policy: Path, config: "EngineConfig", name: str) -> EngineLoop:
     model = load_policy(policy)
     engine = Engine(model, config)
     return EngineLoop(engine, name, tensors=lambda: list(model.state_dict().items()))
-
-
-class Generator:
-    """The Ray actor: an EngineLoop in a process of its own. All methods are asynchronous, so requests overlap."""
-
-    def __init__(self, policy: str, config: "EngineConfig", name: str, threads: int) -> None:
-        import torch
-
-        torch.set_num_threads(threads)
-        logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s")
-        self.loop = open_engine(Path(policy), config, name)
-
-    async def ready(self) -> int:
-        """Policy version, once the engine is up."""
-        return self.loop.policy_version
-
-    async def generate(self, request: GenerateRequest) -> "Generation":
-        return await self.loop.generate(request)
-
-    async def release(self, context_id: str) -> None:
-        await self.loop.release(context_id)
-
-    async def update_weights(self, manifest: WeightManifest) -> Receipt:
-        return await self.loop.update_weights(manifest)
-
-    async def stats(self) -> dict[str, Any]:
-        return await self.loop.stats()

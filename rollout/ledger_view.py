@@ -112,6 +112,6 @@ class LedgerView:
         return Disposition(rows[0]["disposition"])
 
 
-def slot_of(row: Mapping[str, Any]) -> Slot:
+def slot_of(row: "Mapping[str, Any] | sqlite3.Row") -> Slot:
     """The slot of a row of the table `slots`."""
     return Slot(**{k: row[k] for k in ("task_id", "effort", "group_index", "member", "pass_index")})

@@ -50,7 +50,7 @@ class LossInputs:
             for f in fields(self)
         }
         frozen = ("behaviour_logprobs", "advantages", "proximal_logprobs", "reference_logprobs")
-        return replace(self, **chosen | {k: chosen[k].detach() for k in frozen if chosen[k] is not None})
+        return replace(self, **chosen | {k: v.detach() for k in frozen if (v := chosen[k]) is not None})
 
     @property
     def proximal(self) -> torch.Tensor:

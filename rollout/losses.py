@@ -105,7 +105,7 @@ def gspo(
     return TokenLoss(loss=-objective, is_bad=is_bad, metrics={"ratio": sequence, "clipped_share": is_clipped.to(ratio)})
 
 
-gspo.needs_statistics = True
+setattr(gspo, "needs_statistics", True)  # noqa: B010  a function's own attribute
 
 
 def cispo(tokens: LossInputs, statistics: RolloutStatistics | None, *, clip_high: float = 0.2) -> TokenLoss:
@@ -204,7 +204,9 @@ class Loss:
         total = (normaliser.token_weights(tokens) * torch.where(is_bad, torch.zeros_like(loss), loss)).sum()
         metrics = {name: torch.where(is_bad, torch.zeros_like(values), values) for name, values in metrics.items()}
         metrics["overflow_share"] = is_bad.to(total)
-        sums = {f"train/{name}": (values.double().sum(), float(len(tokens))) for name, values in metrics.items()}
+        sums: dict[str, Any] = {
+            f"train/{name}": (values.double().sum(), float(len(tokens))) for name, values in metrics.items()
+        }
         return LossSum(loss=torch.where(is_bad.any(), torch.full_like(total, torch.nan), total), metrics=sums)
 
     def _check(self, inputs: LossInputs) -> None:

@@ -4,7 +4,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from burnish.envs.errors import UserError
 
@@ -38,7 +38,7 @@ def resolve(spec: str, built_in: Mapping[str, F], kind: str) -> F:
         raise UserError(f"{kind}={spec!r}: module {module_name!r} has no attribute {attribute!r}")
     if not callable(found):
         raise UserError(f"{kind}={spec!r}: {attribute!r} is a {type(found).__name__}, expected something callable")
-    return found
+    return cast(F, found)
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def bind(function: F, options: Mapping[str, Any], kind: str, spec: str) -> Callable[..., Any]:
+def bind(function: Callable[..., Any], options: Mapping[str, Any], kind: str, spec: str) -> Callable[..., Any]:
     """Fixes the options of a component; an option it does not have is an error, never ignored.
 
     Raises:

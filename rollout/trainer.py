@@ -1,4 +1,4 @@
-"""Trainer: sealed blocks in, one optimizer step, the next policy version out; and how the Ray actor runs it.
+"""Trainer: sealed blocks in, one optimizer step, the next policy version out.
 
 Reads tokens from the blocks, whose digests it checks; the controller only says which rollouts, with which advantage, and
 from which version on a token may be trained. A request id asked twice is trained once. Knows no episode and no ledger.
@@ -7,76 +7,34 @@ Shapes: R rows of a micro-batch, N loss rows, L layers with experts, K experts a
 """
 
 import logging
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from burnish.policy.checkpoint.lineage import child_side_files
 from burnish.policy.checkpoint.released import load_policy, save_policy
 from burnish.policy.model.transformer import Transformer
-from burnish.policy.training.config import TrainConfig
 from burnish.policy.training.forward import Scored, score
 from burnish.policy.training.packing import PackedBatch, Sample, pack
 from burnish.policy.training.step import LossSum, TrainStep
+from burnish.rollout.actors import TrainerSettings
+from burnish.rollout.batch import StepResult, TrainItem
 from burnish.rollout.blocks import read_block
-from burnish.rollout.config import AlgoConfig
 from burnish.rollout.loss_terms import LossInputs, Normaliser, Reduction, RolloutStatistics
 from burnish.rollout.losses import Loss, load_loss
-from burnish.rollout.types import ABSENT_ROUTE, Block, BlockRef
+from burnish.rollout.types import ABSENT_ROUTE, Block
 from burnish.rollout.weight_sync import WeightManifest, publish
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainerSettings:
-    """What the trainer of a run needs; crosses into its process once."""
-
-    policy: str
-    """Policy folder the run started from."""
-    blocks: str
-    checkpoints: str
-    weights: str
-    """Folder of published versions."""
-    train: TrainConfig
-    algo: AlgoConfig
-    temperature: float
-    """Of sampling: the policy's log-probabilities are taken at it."""
-    max_rollout_tokens: int
-    """Sampled tokens one rollout can have, for reduction=constant."""
-    tokens_per_micro_batch: int
-    deterministic: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainItem:
-    """One rollout of a batch."""
-
-    blocks: tuple[BlockRef, ...]
-    advantage: float
-    oldest_version: int = 0
-    """Tokens of an older version are masked."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What one request to train did."""
-
-    metrics: dict[str, float]
-    is_skipped: bool
-    """The loss or a gradient was not finite: nothing changed."""
-    version: int
-    """Policy version after it."""
-    trained_tokens: tuple[int, ...]
-    """Of each item; 0 where every token was masked."""
-
-
 @dataclass(kw_only=True)
-class Batch:
+class StepSamples:
     """Samples of one optimizer step."""
 
     samples: list[Sample]
@@ -87,7 +45,7 @@ class Batch:
     num_rollouts: int = field(default=0)
 
 
-def build_batch(items: Sequence[TrainItem], blocks: Path, *, is_raw: bool = True) -> Batch:
+def build_batch(items: Sequence[TrainItem], blocks: Path, *, is_raw: bool = True) -> StepSamples:
     """Reads every item's blocks and joins them to one sample a context.
 
     Args:
@@ -132,7 +90,7 @@ def build_batch(items: Sequence[TrainItem], blocks: Path, *, is_raw: bool = True
             routes += [block.routes_TLK for block in parts]
     # a float32 field holds whole numbers up to here exactly
     assert place < 2**24, f"{place} tokens in one batch"
-    return Batch(
+    return StepSamples(
         samples=samples, rollout_tokens=counts, routes=_joined_routes(samples, routes, place), num_rollouts=len(items)
     )
 
@@ -189,9 +147,15 @@ class Trainer:
         """Publishes the weights under this version."""
         return publish(self.model.state_dict(), self.version, Path(self.settings.weights))
 
-    def export(self, folder: str) -> str:
-        """Writes a policy folder with the weights of this version."""
-        return str(save_policy(self.model, folder, side_files_from=self.settings.policy))
+    def export(self, folder: str, parents: dict[str, str]) -> str:
+        """Writes a policy folder with the weights of this version and their lineage."""
+        start = Path(self.settings.policy)
+        side = child_side_files(
+            start, Path(folder).with_name(".side-files"), stage="rl", parents=parents, steps=self.version
+        )
+        path = save_policy(self.model, folder, side_files_from=side)
+        shutil.rmtree(side)
+        return str(path)
 
     def train(self, request_id: str, items: Sequence[TrainItem]) -> StepResult:
         """One optimizer step on these rollouts.
@@ -256,7 +220,7 @@ class Trainer:
             "tokens": float(len(difference)),
         }
 
-    def _build(self, items: Sequence[TrainItem]) -> Batch:
+    def _build(self, items: Sequence[TrainItem]) -> StepSamples:
         # at temperature 1 the two differ by the ids an engine never samples (padding, placeholders) alone; the full
         # softmax is what the trainer computes, bit for bit
         return build_batch(items, Path(self.settings.blocks), is_raw=self.settings.temperature == 1.0)
@@ -311,30 +275,3 @@ class Trainer:
         for part in parts[1:]:
             total = total + part
         return total
-
-
-class TrainerActor:
-    """The Ray actor: a Trainer in a process of its own."""
-
-    def __init__(self, settings: TrainerSettings, threads: int) -> None:
-        torch.set_num_threads(threads)
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s trainer %(levelname)s %(message)s")
-        self._trainer = Trainer(settings)
-
-    def load(self) -> int:
-        return self._trainer.load()
-
-    def save(self) -> str:
-        return self._trainer.save()
-
-    def publish(self) -> WeightManifest:
-        return self._trainer.publish()
-
-    def export(self, folder: str) -> str:
-        return self._trainer.export(folder)
-
-    def train(self, request_id: str, items: Sequence[TrainItem]) -> StepResult:
-        return self._trainer.train(request_id, items)
-
-    def mismatch(self, items: Sequence[TrainItem]) -> dict[str, Any]:
-        return self._trainer.mismatch(items)

@@ -60,7 +60,7 @@ def tensor_checksum(tensor: "torch.Tensor") -> str:
 
     data = tensor.detach().contiguous().cpu()
     head = f"{data.dtype}{tuple(data.shape)}".encode()
-    raw = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else b""
+    raw = data.reshape(-1).view(torch.uint8).numpy().data if data.numel() else b""
     return hashlib.blake2b(raw, key=hashlib.blake2b(head, digest_size=32).digest(), digest_size=16).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""EpisodeWorker: many episodes at a time in one process, and the Ray actor around it.
+"""EpisodeRunner: many episodes at a time in one process.
 
-`EpisodeRunner` holds what episodes share (tasks, harness, sandboxes, verifier, threads) and knows no Ray; an evaluation
-runs it beside an engine in its own process. An attempt id asked twice is played once.
+It holds what episodes share (tasks, harness, sandboxes, verifier, threads) and knows no Ray: an evaluation runs it beside
+an engine in its own process, RL in a worker actor. An attempt id asked twice is played once.
 """
 
 import asyncio
@@ -10,26 +10,24 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from burnish.envs.config import SandboxConfig, SandboxKind
-from burnish.envs.sandbox.base import SandboxFactory, open_sandboxes
+from burnish.envs.sandbox.base import SandboxFactory
 from burnish.envs.task import Task
-from burnish.envs.taskset import load_taskset
 from burnish.policy.encoding.config import EncodingConfig
 from burnish.policy.encoding.conversation import Conversation
 from burnish.policy.encoding.tokenizer import Tokenizer, load_tokenizer
 from burnish.rollout.agents import Generate, PolicyAgent, ScriptedAgent, nop, oracle, sampling_seed
 from burnish.rollout.config import Agent, EpisodeConfig, SamplingConfig
 from burnish.rollout.episode import Services, run_episode
-from burnish.rollout.generator import GenerateRequest
 from burnish.rollout.harness.base import load_harness
 from burnish.rollout.token_log import TokenLog
-from burnish.rollout.types import GenerationError, Slot, Trajectory
+from burnish.rollout.types import Slot, Trajectory
 from burnish.verifiers.verifier import load_verifier
 
 if TYPE_CHECKING:
-    from burnish.policy.inference.sequence import Generation
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -155,65 +153,3 @@ class EpisodeRunner:
             seed=sampling_seed(settings.seed, slot.slot_id),
             eos=self._tokenizer.special.eos,
         )
-
-
-class RemoteEngines:
-    """Generators as Ray actors; a context stays with the generator that holds it."""
-
-    def __init__(self, generators: dict[str, Any]) -> None:
-        self._generators = generators
-        self._home: dict[str, str] = {}
-
-    async def generate(self, request: GenerateRequest) -> "Generation":
-        """Raises:
-        GenerationError: the generator died, or did not answer in time; it is named.
-        """
-        import ray
-
-        name = self._home.setdefault(request.context_id, self._least_loaded())
-        try:
-            return await asyncio.wait_for(
-                self._generators[name].generate.remote(request), request.deadline_s + ANSWER_GRACE_S
-            )
-        except TimeoutError as error:
-            raise GenerationError(f"{name} holds request {request.request_id} beyond its deadline") from error
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            raise (cause if isinstance(cause, GenerationError) else GenerationError(f"{name}: {cause}")) from error
-        except ray.exceptions.RayError as error:
-            raise GenerationError(f"{name} is gone: {type(error).__name__}") from error
-
-    async def release(self, context_id: str) -> None:
-        name = self._home.pop(context_id, None)
-        if name is not None:
-            # nobody waits for it: a generator that died has released everything
-            self._generators[name].release.remote(context_id)
-
-    def _least_loaded(self) -> str:
-        held = dict.fromkeys(self._generators, 0)
-        for name in self._home.values():
-            held[name] += 1
-        return min(held, key=lambda name: (held[name], name))
-
-
-class EpisodeWorker:
-    """The Ray actor: an EpisodeRunner whose engine is the run's generators."""
-
-    def __init__(self, settings: EpisodeSettings, name: str, generators: dict[str, Any]) -> None:
-        logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s")
-        tasks = {task.id: task for task in load_taskset(Path(settings.tasks)).tasks}
-        sandboxes = open_sandboxes(settings.limits, settings.sandbox)
-        self._runner = EpisodeRunner(settings, tasks, sandboxes, RemoteEngines(generators))
-
-    async def ready(self) -> str:
-        """Kind of sandbox, once the worker is up."""
-        return str(self._runner._sandboxes.kind)
-
-    async def play(self, slot: Slot, attempt_id: str, policy_version: int) -> Trajectory:
-        return await self._runner.play(slot, attempt_id, policy_version)
-
-    async def cancel(self, attempt_ids: list[str]) -> None:
-        await self._runner.cancel(attempt_ids)
-
-    async def close(self) -> None:
-        await self._runner.close()

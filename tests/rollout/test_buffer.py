@@ -24,25 +24,25 @@ class Simulation:
 
     def run(self) -> None:
         events: list[tuple[float, int, str]] = []
-        now, version, next_slot, busy_until = 0.0, 0, 0, 0.0
+        now, version, next_slot, is_training = 0.0, 0, 0, False
         num_groups = len(self.durations) // self.group_size
         born: dict[str, int] = {}
         while True:
             while next_slot < len(self.durations):
                 group_id = f"{next_slot // self.group_size:06d}"
-                if not self.buffer.may_start(group_id, self.group_size):
+                if not self.buffer.may_start(group_id):
                     break
                 born.setdefault(group_id, version)
                 self.buffer.start(group_id, self.group_size, version)
                 heapq.heappush(events, (now + self.durations[next_slot], next_slot, group_id))
                 next_slot += 1
             self.most_running = max(self.most_running, self.buffer.num_running)
-            if now >= busy_until:
+            if not is_training:
                 batch = self.buffer.next_batch(version, is_last=next_slot == len(self.durations))
                 if batch is not None:
                     self.consumed += [(group_id, born[group_id], version) for group_id in batch]
-                    busy_until, version = now + self.train_s, version + 1
-                    heapq.heappush(events, (busy_until, -1, ""))
+                    is_training = True
+                    heapq.heappush(events, (now + self.train_s, -1, ""))
                     continue
             if len(self.consumed) == num_groups:
                 return
@@ -50,11 +50,15 @@ class Simulation:
             now, slot, group_id = heapq.heappop(events)
             if slot >= 0:
                 self.buffer.finish(group_id)
+            else:
+                # the new weights answer from here on, not from the start of the step
+                version, is_training = version + 1, False
+                self.buffer.published(is_step=True)
 
 
 def simulate(*, groups, group_size, batch, steps, durations, train_s, max_running=10_000) -> Simulation:
     simulation = Simulation(
-        Buffer(groups_per_batch=batch, max_offpolicy_steps=steps, max_running=max_running),
+        Buffer(groups_per_batch=batch, max_offpolicy_steps=steps, max_running=max_running, remaining_batches=groups),
         group_size,
         durations[: groups * group_size],
         train_s,
@@ -101,30 +105,30 @@ def test_running_episodes_stay_below_their_cap():
 
 def test_a_recovered_run_gets_no_burst():
     # public case 66: eta = 1, batch 4, recovered at version 10: capacity 8, not 48
-    buffer = Buffer(groups_per_batch=4, max_offpolicy_steps=1, max_running=1_000)
+    buffer = Buffer(groups_per_batch=4, max_offpolicy_steps=1, max_running=1_000, remaining_batches=100)
     started = 0
-    while buffer.may_start(f"{started:06d}", 1):
+    while buffer.may_start(f"{started:06d}"):
         buffer.start(f"{started:06d}", 1, policy_version=10)
         started += 1
     assert started == 8
 
 
 def test_what_was_restored_counts_against_admission():
-    buffer = Buffer(groups_per_batch=2, max_offpolicy_steps=1, max_running=1_000)
+    buffer = Buffer(groups_per_batch=2, max_offpolicy_steps=1, max_running=1_000, remaining_batches=100)
     buffer.restore("000000", 4, born=5, done=4)
     buffer.restore("000001", 4, born=5, done=1)
-    started = [group_id for group_id in ("000002", "000003", "000004") if buffer.may_start(group_id, 4)]
+    started = [group_id for group_id in ("000002", "000003", "000004") if buffer.may_start(group_id)]
     for group_id in started[:1]:
         buffer.start(group_id, 4, 5)
-    assert buffer.may_start("000001", 4), "a half done group is always completed"
-    assert buffer.may_start("000003", 4)
+    assert buffer.may_start("000001"), "a half done group is always completed"
+    assert buffer.may_start("000003")
     buffer.start("000003", 4, 5)
-    assert not buffer.may_start("000004", 4)
+    assert not buffer.may_start("000004")
 
 
 def test_ten_ready_ask_four_six_remain():
     # public case 70
-    buffer = Buffer(groups_per_batch=4, max_offpolicy_steps=9, max_running=100)
+    buffer = Buffer(groups_per_batch=4, max_offpolicy_steps=9, max_running=100, remaining_batches=100)
     for i in range(10):
         buffer.restore(f"{i:06d}", 1, born=0, done=1)
     assert buffer.next_batch(0) == ["000000", "000001", "000002", "000003"]
@@ -132,7 +136,7 @@ def test_ten_ready_ask_four_six_remain():
 
 
 def test_the_oldest_group_goes_first_and_the_end_of_the_data_makes_a_smaller_batch():
-    buffer = Buffer(groups_per_batch=2, max_offpolicy_steps=3, max_running=100)
+    buffer = Buffer(groups_per_batch=2, max_offpolicy_steps=3, max_running=100, remaining_batches=100)
     for group_id, born in (("000007", 3), ("000001", 2), ("000004", 3)):
         buffer.restore(group_id, 1, born=born, done=1)
     assert buffer.next_batch(3) == ["000001", "000004"]
@@ -142,7 +146,7 @@ def test_the_oldest_group_goes_first_and_the_end_of_the_data_makes_a_smaller_bat
 
 
 def test_a_batch_waits_for_a_group_that_no_later_one_could_take_in_time():
-    buffer = Buffer(groups_per_batch=1, max_offpolicy_steps=1, max_running=100)
+    buffer = Buffer(groups_per_batch=1, max_offpolicy_steps=1, max_running=100, remaining_batches=100)
     buffer.start("000000", 1, policy_version=0)  # slow
     buffer.restore("000001", 1, born=0, done=1)
     assert buffer.next_batch(0) == ["000001"]

@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 import time
 
 import pytest
 
-from burnish.rollout.cluster import OWNER, Bundle, PlacementError, bundles_of, identity, is_alive, place, sweep_orphans
+from burnish.envs.sandbox.lease import driver_identity
+from burnish.rollout.cluster import OWNER, Bundle, PlacementError, bundles_of, place, sweep_orphans
 from burnish.rollout.config import ClusterConfig
 
 
@@ -28,22 +28,11 @@ def test_the_local_preset_fits_into_two_cores_and_not_into_one():
         place(bundles_of(ClusterConfig()), {"this machine": {"CPU": 1.0}})
 
 
-def test_identity_ends_with_the_process():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = identity(child.pid)
-    assert is_alive(owner)
-    assert not is_alive(f"{child.pid}:1"), "a reused pid is another process"
-    child.kill()
-    child.wait()
-    assert not is_alive(owner)
-    assert not is_alive("")
-
-
 def test_sweep_kills_children_of_dead_drivers_only():
     def child_of(owner: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(["sleep", "60"], env={**os.environ, OWNER: owner})
 
-    orphan, own = child_of("999999999:1"), child_of(identity(os.getpid()))
+    orphan, own = child_of(driver_identity().replace(f"/{os.getpid()}/", "/999999999/")), child_of(driver_identity())
     try:
         time.sleep(0.1)  # until exec has replaced the environment
         assert orphan.pid in sweep_orphans()

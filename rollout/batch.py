@@ -1,0 +1,150 @@
+"""From completed groups to what an optimizer step is asked for: rewards, advantages, who is dropped and why.
+
+A pure function of its inputs; the ledger, the trainer and the metrics read its result. A slot of the batch ends in
+exactly one of `uses` and `drops`.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from burnish.rollout.advantage import RolloutScores, is_constant
+from burnish.rollout.blocks import read_block
+from burnish.rollout.config import AlgoConfig
+from burnish.rollout.ledger import Use
+from burnish.rollout.types import BlockRef, DropReason, Group, Trajectory
+
+AdvantageOf = Callable[[RolloutScores], list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainItem:
+    """One rollout of a batch."""
+
+    blocks: tuple[BlockRef, ...]
+    advantage: float
+    oldest_version: int = 0
+    """Tokens of an older version are masked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one request to train did."""
+
+    metrics: dict[str, float]
+    is_skipped: bool
+    """The loss or a gradient was not finite: nothing changed."""
+    version: int
+    """Policy version after it."""
+    trained_tokens: tuple[int, ...]
+    """Of each item; 0 where every token was masked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One optimizer step before it is taken."""
+
+    items: tuple[TrainItem, ...]
+    uses: tuple[Use, ...]
+    """One an item, in the same order."""
+    drops: Mapping[DropReason, tuple[str, ...]]
+    """Reason -> slots."""
+    metrics: Mapping[str, float]
+
+
+def form_batch(
+    groups: Sequence[Group], policy_version: int, algo: AlgoConfig, advantage_of: AdvantageOf, blocks: Path, seed: int
+) -> Batch:
+    """Decides every member of these groups.
+
+    Args:
+        groups: their members all carry a reward.
+        policy_version: the version that will be trained.
+        advantage_of: see rollout/advantage.py.
+        blocks: folder of the token logs.
+        seed: of the permutation, with algo.permute_rewards.
+    """
+    members = [trajectory for group in groups for trajectory in group.members]
+    rewards = {trajectory.slot.slot_id: trajectory.reward for trajectory in members}
+    if algo.permute_rewards:
+        rewards = permuted(rewards, seed)
+    oldest = policy_version - algo.max_offpolicy_steps
+    drops: dict[DropReason, tuple[str, ...]] = {}
+    kept: list[Trajectory] = []
+    for group in groups:
+        reason = drop_reason([rewards[t.slot.slot_id] for t in group.members])
+        if reason is None:
+            kept += group.members
+        else:
+            drops[reason] = (*drops.get(reason, ()), *(t.slot.slot_id for t in group.members))
+    tokens = [trainable_tokens(trajectory, oldest, blocks) for trajectory in kept]
+    advantages = advantage_of(
+        RolloutScores(
+            rewards=[rewards[t.slot.slot_id] for t in kept],
+            group_ids=[t.slot.group_id for t in kept],
+            valid=[count > 0 for count in tokens],
+            num_tokens=tokens,
+        )
+    )
+    items = tuple(
+        TrainItem(blocks=trajectory.blocks, advantage=advantage, oldest_version=oldest)
+        for trajectory, advantage in zip(kept, advantages, strict=True)
+    )
+    uses = tuple(
+        Use(slot_id=trajectory.slot.slot_id, weight=advantage, is_masked=count == 0)
+        for trajectory, advantage, count in zip(kept, advantages, tokens, strict=True)
+    )
+    return Batch(items=items, uses=uses, drops=drops, metrics=batch_metrics(members, kept, tokens, drops))
+
+
+def permuted(rewards: Mapping[str, float], seed: int) -> dict[str, float]:
+    """The same rewards on other rollouts: what is left of any gain is not learning from the reward."""
+    values = list(rewards.values())
+    random.Random(seed).shuffle(values)
+    return dict(zip(rewards, values, strict=True))
+
+
+def drop_reason(rewards: Sequence[float]) -> DropReason | None:
+    """Why a group says nothing, if so. Decided by the declared reward, before anything shapes it."""
+    if len(rewards) < 2:
+        return DropReason.too_few_members
+    return DropReason.zero_variance if is_constant(rewards) else None
+
+
+def trainable_tokens(trajectory: Trajectory, oldest_version: int, blocks: Path) -> int:
+    """Sampled tokens young enough; the blocks are read only where some might not be."""
+    if trajectory.version_start >= oldest_version:
+        return trajectory.num_sampled
+    return sum(
+        int((block.sampled_T & (block.version_T >= oldest_version)).sum())
+        for block in (read_block(blocks, ref) for ref in trajectory.blocks)
+    )
+
+
+def batch_metrics(
+    members: Sequence[Trajectory],
+    kept: Sequence[Trajectory],
+    tokens: Sequence[int],
+    drops: Mapping[DropReason, tuple[str, ...]],
+) -> dict[str, float]:
+    """Numbers of the rollouts that were consumed; each rollout weighs the same, however many turns it has."""
+    count = len(members)
+    sampled = sum(trajectory.num_sampled for trajectory in kept)
+    metrics = {
+        "rollout/reward": sum(t.reward for t in members) / count,
+        "rollout/turns": sum(len(t.turns) for t in members) / count,
+        "rollout/sampled_tokens": sum(t.num_sampled for t in members) / count,
+        "rollout/wall_s": sum(t.wall_s for t in members) / count,
+        "rollout/consumed": float(count),
+        "rollout/trained": float(sum(n > 0 for n in tokens)),
+        "rollout/stale_token_share": 1 - sum(tokens) / sampled if sampled else 0.0,
+    }
+    for reason in DropReason:
+        if reason in drops:
+            metrics[f"rollout/dropped/{reason}"] = float(len(drops[reason]))
+    for stop in sorted({t.stop_reason for t in members}):
+        metrics[f"rollout/stop/{stop}"] = sum(t.stop_reason == stop for t in members) / count
+    for name in ("generate_s", "execute_s", "sandbox_start_s", "grade_s"):
+        metrics[f"rollout/{name}"] = sum(t.extras.get(name, 0.0) for t in members) / count
+    return metrics

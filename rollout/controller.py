@@ -1,0 +1,145 @@
+"""THE LOOP: slots become episodes, episodes groups, groups a batch, a batch the next policy version, and so on.
+
+Runs in the driver; the ledger's only writer. Episodes go on while the trainer trains; how far ahead they may run, and
+which groups make the next batch, is the buffer's rule (schedule=lockstep is that rule with max_offpolicy_steps = 0:
+nothing is in flight while a step is taken, so a slot's policy version is fixed). Everything heavy is behind `actors`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from burnish.envs.task import Task
+from burnish.rollout.actors import Actors
+from burnish.rollout.advantage import load_advantage
+from burnish.rollout.agents import sampling_seed
+from burnish.rollout.batch import Batch, form_batch
+from burnish.rollout.buffer import Buffer
+from burnish.rollout.config import RlRun
+from burnish.rollout.ledger import Ledger
+from burnish.rollout.rollouts import Rollouts
+from burnish.rollout.types import Group, RolloutError
+from burnish.rollout.weight_sync import check_receipt
+
+logger = logging.getLogger(__name__)
+
+Log = Callable[[dict[str, float], int], None]
+"""(metrics, policy version)."""
+
+
+class Controller:
+    """One run, from the version that is loaded to its last optimizer step.
+
+    Args:
+        run: the resolved settings.
+        tasks: of the split that is trained on.
+        ledger: at the trainer's version.
+        blocks: folder of the token logs.
+        version: of the trainer's weights; it counts optimizer steps.
+    """
+
+    def __init__(
+        self, run: RlRun, tasks: Sequence[Task], ledger: Ledger, blocks: Path, actors: Actors, log: Log, version: int
+    ) -> None:
+        self.config, self.ledger, self.blocks = run, ledger, blocks
+        self.actors, self.log, self.version = actors, log, version
+        self.advantage_of = load_advantage(run.algo.advantage, run.algo.advantage_options)
+        self.buffer = Buffer(
+            groups_per_batch=run.algo.groups_per_step,
+            max_offpolicy_steps=run.algo.max_offpolicy_steps,
+            max_running=run.cluster.num_workers * run.cluster.episodes_per_worker,
+            remaining_batches=run.max_steps - version,
+        )
+        self.rollouts = Rollouts(
+            tasks=tasks,
+            passes=run.passes,
+            group_size=run.algo.group_size,
+            effort=run.encoding.effort if run.encoding.thinking else "none",
+            max_attempts=run.algo.max_attempts,
+            seed=run.seed,
+            ledger=ledger,
+            buffer=self.buffer,
+            player=actors,
+            policy_version=version,
+        )
+
+    async def run(self) -> None:
+        """Until the last optimizer step, or until the data is used up."""
+        self.rollouts.restore()
+        await self.publish()
+        try:
+            while self.version < self.config.max_steps:
+                self.rollouts.admit()
+                groups = self.rollouts.next_groups()
+                if groups is not None:
+                    await self.learn(groups)
+                elif self.rollouts.num_playing:
+                    await self.rollouts.an_episode_ends()
+                else:
+                    logger.info("The data is used up after %d optimizer steps", self.version)
+                    break
+        finally:
+            await self.rollouts.stop()
+        await self.checkpoint()
+
+    async def learn(self, groups: Sequence[Group]) -> None:
+        """One batch: groups that say nothing are dropped with a reason, the others make an optimizer step."""
+        started, step, algo = time.monotonic(), self.version + 1, self.config.algo
+        seed = sampling_seed(self.config.seed, f"step {step} {groups[0].group_id}" if groups else "")
+        batch = form_batch(groups, self.version, algo, self.advantage_of, self.blocks, seed)
+        for reason, slot_ids in batch.drops.items():
+            self.ledger.drop(slot_ids, reason, step=step)
+        is_step = bool(batch.items) and await self.take_step(step, batch)
+        self.buffer.published(is_step)
+        self.log({**batch.metrics, "rollout/step_s": time.monotonic() - started}, self.version)
+
+    async def take_step(self, step: int, batch: Batch) -> bool:
+        """False when the step was not finite and changed nothing: its slots are dropped, not tried for ever."""
+        if self.version == 0:
+            self.gate((await self.actors.mismatch(batch.items[: self.config.algo.group_size]))["mismatch_kl"])
+        self.ledger.begin_step(step, batch.uses)
+        result = await self.actors.train(f"step {step} {batch.uses[0].slot_id}", batch.items)
+        if result.is_skipped:
+            self.ledger.abort_step(step)
+            self.ledger.drop([use.slot_id for use in batch.uses], "step_not_finite", step=step)
+            return False
+        self.ledger.commit_step(step)
+        self.version = step
+        self.log(result.metrics, step)
+        self.gate(result.metrics.get("train/mismatch_kl_fresh", 0.0))
+        if step % self.config.checkpoint_every == 0:
+            await self.checkpoint()
+        await self.publish()
+        return True
+
+    async def publish(self) -> None:
+        """The trainer's weights to every generator; a generator that then holds anything else is fenced."""
+        manifest = await self.actors.publish()
+        receipts = await self.actors.swap(manifest)
+        for receipt in receipts:
+            check_receipt(receipt, manifest)
+        self.rollouts.policy_version = self.version
+        swap_s = max(receipt.seconds for receipt in receipts)
+        metrics = {
+            "weights/publish_s": manifest.seconds,
+            "weights/swap_s": swap_s,
+            "weights/bytes": manifest.size_bytes,
+        }
+        self.log(metrics, self.version)
+
+    async def checkpoint(self) -> None:
+        """Commit first, then save, then record: a kill in between loses no slot and trains none twice."""
+        self.ledger.record_checkpoint(self.version, await self.actors.save())
+
+    def gate(self, mismatch_kl: float) -> None:
+        """Engine and trainer agree on the same tokens under the same weights, at launch and after every update.
+
+        Raises:
+            RolloutError: they do not.
+        """
+        if not mismatch_kl <= self.config.gate_max_kl:
+            raise RolloutError(
+                f"engine and trainer disagree: mean KL {mismatch_kl:.3g} on the same tokens and weights (version "
+                f"{self.version}), gate_max_kl is {self.config.gate_max_kl:g}; such rollouts are not trained on"
+            )

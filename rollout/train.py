@@ -1,0 +1,233 @@
+"""burnish rl: check what was given, start the processes, run the loop, write the policy.
+
+Everything a user can get wrong is found here, before an actor starts. A killed run goes on with `burnish rl resume=RUN`:
+its processes and containers are swept, the newest training state is loaded, and the ledger becomes that state's.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from burnish.configs.schema import to_yaml
+from burnish.envs.config import ReapRun
+from burnish.envs.errors import UserError
+from burnish.envs.sandbox import reap
+from burnish.envs.sandbox.base import open_sandboxes
+from burnish.envs.sandbox.lease import driver_identity
+from burnish.envs.task import Task
+from burnish.envs.taskset import load_taskset
+from burnish.policy.checkpoint.lineage import code_version, policy_hash
+from burnish.policy.config import load_config
+from burnish.policy.encoding.conversation import Conversation
+from burnish.policy.encoding.tokenizer import load_tokenizer
+from burnish.policy.training.metrics import MetricLogger, WandbMode
+from burnish.policy.training.progress import Progress
+from burnish.rollout import cluster
+from burnish.rollout.actors import RayActors, TrainerSettings
+from burnish.rollout.advantage import load_advantage
+from burnish.rollout.config import Agent, RlRun
+from burnish.rollout.controller import Controller
+from burnish.rollout.harness.base import load_harness
+from burnish.rollout.ledger import Ledger
+from burnish.rollout.ledger_schema import LedgerError
+from burnish.rollout.worker import EpisodeSettings
+
+logger = logging.getLogger(__name__)
+
+CONFIG, MANIFEST, LEDGER = "config.yaml", "manifest.json", "ledger.sqlite"
+
+
+def main(run: RlRun) -> int:
+    """Trains to the last optimizer step and writes `<run folder>/policy`."""
+    is_resumed = bool(run.resume)
+    if is_resumed:
+        run = read_run(run)
+    run_dir = Path(run.runs) / run.name
+    tasks, task_set = check(run)
+    manifest = claim(run_dir, run, task_set, is_resumed)
+    if manifest["finished"]:
+        logger.info("RL is done already: %s", run_dir / "policy")
+        return 0
+    try:
+        ledger = Ledger(run_dir / LEDGER)
+    except LedgerError as error:
+        raise UserError(str(error)) from error
+    try:
+        run.limits = replace(run.limits, driver=driver_identity())
+        # asked for in the driver: a missing engine is told before anything starts, and every worker gets the same kind
+        sandboxes = open_sandboxes(run.limits, run.sandbox)
+        run.sandbox = sandboxes.kind
+        sandboxes.close()
+        reap.main(ReapRun(engine_url=run.limits.engine_url))
+        joined = cluster.start(run.cluster)
+        try:
+            asyncio.run(train(run, run_dir, tasks, ledger, manifest, is_resumed))
+        finally:
+            joined.stop()
+    finally:
+        ledger.close()
+    logger.info(
+        "RL is done: policy %s, metrics %s, ledger %s", run_dir / "policy", run_dir / "metrics.jsonl", ledger.path
+    )
+    return 0
+
+
+async def train(
+    run: RlRun, run_dir: Path, tasks: Sequence[Task], ledger: Ledger, manifest: dict[str, Any], is_resumed: bool
+) -> None:
+    """The run's processes around the loop."""
+    actors = RayActors(run.cluster, trainer_settings(run, run_dir), episode_settings(run, run_dir), run.engine)
+    try:
+        version = await actors.open()
+        restored = ledger.load_checkpoint(version)
+        if is_resumed:
+            logger.info(
+                "Resumed at version %d: %d slots of later steps are ready again, %d attempts were in flight",
+                version, len(restored.returned), len(restored.abandoned),
+            )  # fmt: skip
+        mode = WandbMode[run.wandb]
+        with (
+            MetricLogger(run_dir, mode=mode, resumed_from=version if is_resumed else None) as metrics,
+            Progress("rl", run.max_steps, done=version) as progress,
+        ):
+
+            def log(values: dict[str, float], step: int) -> None:
+                metrics.log(values, step=step, policy_version=step)
+                if "rollout/reward" in values:
+                    progress.advance(step - progress.done, reward=values["rollout/reward"])
+
+            controller = Controller(run, tasks, ledger, run_dir / "blocks", actors, log, version)
+            await controller.run()
+            for name, counters in (await actors.stats()).items():
+                metrics.log({f"{name}/{key}": value for key, value in counters.items()}, step=controller.version)
+        policy = await actors.export(str(run_dir / "policy"), manifest["parents"])
+        facts = {"finished": True, "policy": policy_hash(Path(policy)), "steps": controller.version}
+        write_json(run_dir / MANIFEST, manifest | facts)
+    finally:
+        await actors.close()
+
+
+def check(run: RlRun) -> tuple[Sequence[Task], str]:
+    """Everything that can be known before a process starts; returns the tasks and the hash of their set.
+
+    Raises:
+        UserError, ValueError: what is wrong, and where.
+    """
+    for key in ("tasks", "policy"):
+        if not getattr(run, key):
+            raise UserError(f"{key} is not set: burnish rl needs tasks=DIR and policy=DIR, or resume=RUN")
+    task_set = load_taskset(Path(run.tasks))
+    tasks = task_set.split(run.split)
+    model = load_config(Path(run.policy))
+    longest = run.episode.max_context_tokens
+    if longest > model.max_position_embeddings:
+        raise UserError(
+            f"episode.max_context_tokens={longest} is more than the policy's context of {model.max_position_embeddings}"
+        )
+    harness = load_harness(run.harness)
+    load_advantage(run.algo.advantage, run.algo.advantage_options)
+    tokenizer = load_tokenizer(Path(run.policy), run.encoding.system_token_id)
+    for task in tasks:
+        prompt = len(Conversation(tokenizer, run.encoding).append(harness.opening(task)))
+        if prompt >= longest:
+            raise UserError(f"{task.path}: its prompt has {prompt} tokens, episode.max_context_tokens is {longest}")
+    return tasks, task_set.content_hash
+
+
+def read_run(run: RlRun) -> RlRun:
+    """The settings of the run that is gone on with.
+
+    Raises:
+        UserError: there is none, or other settings were given beside resume.
+    """
+    path = Path(run.resume) / CONFIG
+    if not path.is_file():
+        raise UserError(f"resume={run.resume}: no RL run there ({path} is missing)")
+    if replace(run, resume="") != RlRun():
+        raise UserError(f"resume={run.resume} takes its settings from {path}: give no other key")
+    stored = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RlRun), OmegaConf.load(path)))
+    assert isinstance(stored, RlRun)
+    # the folder may have been moved or be named from another place
+    folder = Path(run.resume).resolve()
+    return replace(stored, runs=str(folder.parent), name=folder.name)
+
+
+def claim(run_dir: Path, run: RlRun, task_set: str, is_resumed: bool) -> dict[str, Any]:
+    """Starts the run folder, or makes sure that it is what is gone on with; returns its manifest.
+
+    Raises:
+        UserError: the folder is taken, or the tasks or the policy are no longer those the run started from.
+    """
+    parents = {"policy": policy_hash(Path(run.policy)), "tasks": task_set}
+    path = run_dir / MANIFEST
+    if is_resumed:
+        manifest = json.loads(path.read_text())
+        for name, digest in parents.items():
+            if manifest["parents"][name] != digest:
+                raise UserError(
+                    f"{getattr(run, name)} has changed since {run_dir} was started: {name} has another hash"
+                )
+        return manifest
+    if (run_dir / CONFIG).exists():
+        raise UserError(f"{run_dir} holds a run: go on with `burnish rl resume={run_dir}`, or choose another name=")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    manifest = {"stage": "rl", "parents": parents, "code": code_version(), "finished": False}
+    write_json(path, manifest)
+    write_text(run_dir / CONFIG, to_yaml(run))
+    return manifest
+
+
+def trainer_settings(run: RlRun, run_dir: Path) -> TrainerSettings:
+    return TrainerSettings(
+        policy=run.policy,
+        blocks=str(run_dir / "blocks"),
+        checkpoints=str(run_dir / "checkpoints"),
+        weights=str(run_dir / "weights"),
+        train=run.train,
+        algo=run.algo,
+        temperature=run.sampling.temperature,
+        max_rollout_tokens=run.episode.max_turns * run.episode.max_turn_tokens,
+        tokens_per_micro_batch=run.tokens_per_micro_batch,
+        deterministic=run.engine.deterministic,
+    )
+
+
+def episode_settings(run: RlRun, run_dir: Path) -> EpisodeSettings:
+    return EpisodeSettings(
+        run_id=run.name,
+        agent=Agent.policy,
+        tasks=run.tasks,
+        policy=run.policy,
+        blocks=str(run_dir / "blocks"),
+        harness=run.harness,
+        verifier=run.verifier,
+        sandbox=run.sandbox,
+        limits=run.limits,
+        episode=run.episode,
+        encoding=run.encoding,
+        sampling=run.sampling,
+        seed=run.seed,
+        concurrency=run.cluster.episodes_per_worker,
+    )
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    import os
+
+    staged = path.with_name(f".{path.name}.writing")
+    with staged.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    staged.replace(path)
