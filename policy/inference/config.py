@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from burnish.policy.encoding.config import EncodingConfig
+
 PAGE_TOKENS = 64
 """Tokens of one page of global cache; a multiple of every compression ratio and of the candidate block."""
 
@@ -41,7 +43,9 @@ class EngineConfig:
                 f"engine.max_contexts must be at least engine.max_running ({self.max_running}), got {self.max_contexts}"
             )
         if self.max_context_tokens < 0:
-            raise ValueError(f"engine.max_context_tokens must be 0 (the model's) or more, got {self.max_context_tokens}")
+            raise ValueError(
+                f"engine.max_context_tokens must be 0 (the model's) or more, got {self.max_context_tokens}"
+            )
 
 
 @dataclass(kw_only=True)
@@ -58,3 +62,13 @@ class ServeRun:
     """TCP port; 0 takes a free one."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Sizes and modes of the engine."""
+    encoding: EncodingConfig = field(default_factory=EncodingConfig)
+    """Chat encoding where a request does not say."""
+    max_body_mib: int = 32
+    """Largest request body, in MiB; a larger one is refused with 413."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be 0 (a free one) to 65535, got {self.port}")
+        if self.max_body_mib < 1:
+            raise ValueError(f"max_body_mib must be at least 1, got {self.max_body_mib}")
