@@ -3,9 +3,7 @@
 import json
 import sqlite3
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from burnish.rollout.ledger_schema import LedgerError, prepare
 from burnish.rollout.types import Disposition, Slot, Trajectory
@@ -112,6 +110,6 @@ class LedgerView:
         return Disposition(rows[0]["disposition"])
 
 
-def slot_of(row: "Mapping[str, Any] | sqlite3.Row") -> Slot:
+def slot_of(row: sqlite3.Row) -> Slot:
     """The slot of a row of the table `slots`."""
     return Slot(**{k: row[k] for k in ("task_id", "effort", "group_index", "member", "pass_index")})

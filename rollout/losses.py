@@ -48,8 +48,14 @@ class TokenLoss:
 
 
 LossFn = Callable[..., TokenLoss]
-"""(tokens, statistics, *, options) -> TokenLoss. `statistics` is None unless the function's attribute `needs_statistics`
-is True or a correction needs them."""
+"""(tokens, statistics, *, options) -> TokenLoss. `statistics` is None unless the function is marked `on_whole_rollouts` or
+a correction needs them."""
+
+
+def on_whole_rollouts(function: LossFn) -> LossFn:
+    """Marks a loss whose tokens need sums over their whole rollout, of all micro-batches."""
+    vars(function)["needs_statistics"] = True
+    return function
 
 
 def clipped(
@@ -88,6 +94,7 @@ def dapo(
     return clipped(tokens, statistics, clip_low=clip_low, clip_high=clip_high)
 
 
+@on_whole_rollouts
 def gspo(
     tokens: LossInputs, statistics: RolloutStatistics | None, *, clip_low: float = 3e-4, clip_high: float = 4e-4
 ) -> TokenLoss:
@@ -95,7 +102,7 @@ def gspo(
 
     The gradient of token t is s A grad log pi_theta(t), so that the mean over the rollout is the gradient of s A.
     """
-    assert statistics is not None, "Loss provides them: gspo.needs_statistics"
+    assert statistics is not None, "Loss provides them to what is marked on_whole_rollouts"
     sequence, is_bad = safe_exp(statistics.mean_drift(tokens.rollout).to(tokens.logprobs))
     # value 1, gradient that of log pi_theta
     ratio = sequence * (tokens.logprobs - tokens.logprobs.detach()).exp()
@@ -103,9 +110,6 @@ def gspo(
     objective = torch.minimum(ratio * tokens.advantages, clipped_ratio * tokens.advantages)
     is_clipped = clipped_ratio.detach() * tokens.advantages < ratio.detach() * tokens.advantages
     return TokenLoss(loss=-objective, is_bad=is_bad, metrics={"ratio": sequence, "clipped_share": is_clipped.to(ratio)})
-
-
-setattr(gspo, "needs_statistics", True)  # noqa: B010  a function's own attribute
 
 
 def cispo(tokens: LossInputs, statistics: RolloutStatistics | None, *, clip_high: float = 0.2) -> TokenLoss:
