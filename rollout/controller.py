@@ -106,7 +106,7 @@ class Controller:
             return False
         self.ledger.commit_step(step)
         self.version = step
-        self.log(result.metrics, step)
+        self.log(result.metrics | {"train/slots": float(len(batch.uses))}, step)
         self.gate(result.metrics.get("train/mismatch_kl_fresh", 0.0))
         if step % self.config.checkpoint_every == 0:
             await self.checkpoint()
