@@ -237,7 +237,7 @@ class Order:
 
 def micro_batches(dataset: "Dataset", indices: Sequence[int], config: BatchConfig) -> list[PackedBatch]:
     """Conversations as micro-batches of one rank."""
-    rows = dataset.select(indices)
+    rows: Any = dataset.select(indices)
     samples = [Sample(ids=row["ids"], loss_mask=row["loss_mask"], rollout=n) for n, row in enumerate(rows)]
     if not config.micro_batch_size:
         return pack(samples, config.tokens_per_micro_batch)

@@ -4,6 +4,8 @@ Plain and complete for any layout of rows and chains: it is the twin that the en
 Shapes as in rows.py.
 """
 
+from typing import Any
+
 import torch
 
 from burnish.kernels.attention.reference import BLOCK
@@ -77,7 +79,7 @@ class GraphStore:
         wanted = torch.where(valid, half.chain.unsqueeze(1) * self._span + wanted, -1)
         return self._find(keys, order, wanted, name).clamp_min(0), valid
 
-    def _layout(self, ratio: int) -> dict[str, torch.Tensor | int]:
+    def _layout(self, ratio: int) -> dict[str, Any]:
         """Which rows make which entry of one ratio, and where the entry lies in the padded table."""
         rows = self.rows
         closing = rows.live & rows.writes_global & ((rows.position + 1) % ratio == 0)

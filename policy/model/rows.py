@@ -101,9 +101,9 @@ def build_rows(
     num_rows = len(token_id)
     columns = {"position": position, "context": context, "writes_global": writes_global}
     columns |= {"encoder_chain": encoder_chain, "encoder_floor": encoder_floor}
-    for name, column in columns.items():
-        if column is not None and len(column) != num_rows:
-            raise ValueError(f"rows: {name} has {len(column)} values, token_id has {num_rows}")
+    for name, values in columns.items():
+        if values is not None and len(values) != num_rows:
+            raise ValueError(f"rows: {name} has {len(values)} values, token_id has {num_rows}")
     if decoder_rows is None:
         decoder_rows = range(num_rows)
         decoder_chain = context if decoder_chain is None else decoder_chain

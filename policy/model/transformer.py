@@ -122,7 +122,7 @@ class Transformer(nn.Module):
             forced = None if forced_experts is None else forced_experts[layer]
             carry, chosen = block(carry, rows, store, forced, deterministic)
             experts.append(chosen)
-            if capture and carry.selection is not None and layer == block.plan.index_source:
+            if capture and carry.selection is not None and layer == block.plan.index_source:  # pyright: ignore[reportAttributeAccessIssue]
                 captures[f"topk_indices.{layer}"] = carry.selection.indices
                 if layer == self.config.candidate_source_layer_id and carry.selection.candidates is not None:
                     captures[f"candidate_blocks.{layer}"] = carry.selection.candidates

@@ -160,7 +160,7 @@ class _WandbThread:
         run = wandb.init(
             project=project,
             dir=str(run_dir),
-            mode=mode.value,
+            mode=mode.value,  # pyright: ignore[reportArgumentType]  never auto here
             name=run_dir.name,
             id=_run_id(run_dir),
             resume="allow" if mode is WandbMode.online else None,

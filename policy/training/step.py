@@ -78,9 +78,7 @@ class TrainStep:
         forward: model and one micro-batch -> what `loss_fn` reads; default calls the model with the batch.
     """
 
-    def __init__(
-        self, model: nn.Module, config: TrainConfig, forward: Callable[[nn.Module, Any], Any] | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, forward: Callable[[Any, Any], Any] | None = None) -> None:
         deepspeed = load_deepspeed()
         self.model, self.config = model, config
         self.forward = forward or (lambda module, batch: module(batch))
@@ -191,7 +189,9 @@ class TrainStep:
             group["lr"] = lr
         self.engine.backward(self.engine(self._grads, 1.0 / total))
         if self.config.zero_stage == 0:
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([p.grad for p in self.parameters]))).item()
+            norm = torch.linalg.vector_norm(
+                torch.stack(torch._foreach_norm([p.grad for p in self.parameters if p.grad is not None]))
+            ).item()
             if not math.isfinite(norm):
                 self.engine.zero_grad()
                 return norm
