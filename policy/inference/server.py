@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,6 +35,8 @@ GONE_POLL_S = 0.2
 # a comment line keeps proxies from closing a silent stream
 PING_S = 15.0
 SHUTDOWN_S = 5
+# the event loop holds tasks weakly
+_CLOSING: set[asyncio.Task[None]] = set()
 
 
 class ClientGone(Exception):
@@ -82,46 +84,52 @@ async def read_json(request: "Request", max_bytes: int) -> Mapping[str, Any]:
 async def event_stream(
     request: "Request", backend: Backend, batch: Batch[Any], stream: ChatStream | TextStream, end_think: int | None,
     at_end: Callable[[], None],
-) -> AsyncIterator[str]:  # fmt: skip
-    """Server-sent events of an opened batch; closes it, whatever happens."""
+) -> AsyncGenerator[str, None]:  # fmt: skip
+    """Server-sent events of an opened batch; closes it, whatever happens, once the first item (empty) was taken."""
     chunks = backend.sample(batch, stream.feed, stream.finish)
-    last_sent = time.monotonic()
+    pending: asyncio.Future[dict[str, Any]] | None = None
     try:
+        yield ""
         if isinstance(stream, ChatStream):
             for chunk in stream.start():
                 yield sse(chunk)
-        pending: asyncio.Future[dict[str, Any]] | None = None
-        try:
-            while True:
-                pending = pending or asyncio.ensure_future(anext(chunks))
-                done, _ = await asyncio.wait({pending}, timeout=GONE_POLL_S)
-                if not done:
-                    if await request.is_disconnected():
-                        return
-                    if time.monotonic() - last_sent > PING_S:
-                        yield ": ping\n\n"
-                        last_sent = time.monotonic()
-                    continue
+        last_sent = time.monotonic()
+        while True:
+            pending = pending or asyncio.ensure_future(anext(chunks))
+            done, _ = await asyncio.wait({pending}, timeout=GONE_POLL_S)
+            if done:
                 chunk, pending = pending.result(), None
                 yield sse(chunk)
                 last_sent = time.monotonic()
-        except StopAsyncIteration:
-            pending = None
-        except ApiError as error:
-            pending = None
-            yield sse(error.body())
-            return
-        finally:
-            if pending is not None:
-                pending.cancel()
-                await asyncio.wait({pending})
+            elif await request.is_disconnected():
+                return
+            elif time.monotonic() - last_sent > PING_S:
+                yield ": ping\n\n"
+                last_sent = time.monotonic()
+    except StopAsyncIteration:
         at_end()
         if batch.request.include_usage:
             yield sse(stream.envelope([]) | {"usage": batch.usage(end_think).json()})
         yield sse("[DONE]")
+    except ApiError as error:
+        yield sse(error.body())
     finally:
-        await chunks.aclose()
+        await closed(backend, batch, pending)
+
+
+async def closed(backend: Backend, batch: Batch[Any], pending: asyncio.Future[Any] | None = None) -> None:
+    """Close a batch in a task of its own: where a client left, every await here is cancelled, the abort must not be."""
+
+    async def close() -> None:
+        if pending is not None and not pending.done():
+            pending.cancel()
+            await asyncio.wait({pending})
         await backend.close(batch)
+
+    task = asyncio.create_task(close())
+    _CLOSING.add(task)
+    task.add_done_callback(_CLOSING.discard)
+    await asyncio.shield(task)
 
 
 class Api:
@@ -213,7 +221,7 @@ class Api:
         try:
             await while_connected(request, run())
         finally:
-            await self._backend.close(batch)
+            await closed(self._backend, batch)
 
     async def _streamed(
         self, request: "Request", batch: Batch[Any], stream: ChatStream | TextStream, end_think: int | None,
@@ -225,9 +233,11 @@ class Api:
             # before the first byte, so that a refusal still has its status
             await self._backend.open(batch)
         except BaseException:
-            await self._backend.close(batch)
+            await closed(self._backend, batch)
             raise
         events = event_stream(request, self._backend, batch, stream, end_think, at_end)
+        # a generator that was never started would not close its batch
+        await anext(events)
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
