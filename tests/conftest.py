@@ -5,7 +5,10 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,3 +51,57 @@ def fixed_seed() -> None:
     np.random.seed(42)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(42)
+
+
+TASK_TOML = """schema_version = "1.4"
+artifacts = ["/app"]
+
+[verifier]
+environment_mode = "separate"
+timeout_sec = 20
+"""
+# passes when /app/out.txt holds `hello`
+TEST_SH = """#!/bin/bash
+passed=0
+[ "$(cat /app/out.txt)" = hello ] && passed=1
+cat > /logs/verifier/ctrf.json <<END
+{"results": {"tests": [{"name": "out", "status": "$([ $passed = 1 ] && echo passed || echo failed)"}]}}
+END
+echo $passed > /logs/verifier/reward.txt
+"""
+
+
+@pytest.fixture
+def make_task(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a small Harbor task; keyword arguments replace single files by relative path (None leaves one out)."""
+
+    def make(name: str = "say-hello", files: dict[str, str | None] | None = None) -> Path:
+        content: dict[str, str | None] = {
+            "task.toml": TASK_TOML,
+            "instruction.md": "Write hello to out.txt\n",
+            "environment/Dockerfile": "FROM burnish-base:1\nWORKDIR /app\nCOPY files/ /app/\n",
+            "environment/files/note.txt": "a note\n",
+            "tests/test.sh": TEST_SH,
+            "solution/solve.sh": "#!/bin/bash\n# the oracle\necho hello > out.txt\n",
+            **(files or {}),
+        }
+        folder = tmp_path / "tasks" / name
+        for relative, text in content.items():
+            if text is not None:
+                path = folder / relative
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session", params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+def sandboxes(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Both kinds of sandbox behind one protocol; a test that uses it runs on each. Leaves nothing behind."""
+    from burnish.envs.config import SandboxConfig, SandboxKind
+    from burnish.envs.sandbox.base import open_sandboxes
+
+    factory = open_sandboxes(SandboxConfig(), SandboxKind(request.param))
+    yield factory
+    factory.close()

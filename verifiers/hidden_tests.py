@@ -22,8 +22,14 @@ MAX_RESULT_BYTES = 64 << 10
 MAX_REPORT_BYTES = 16 << 20
 LOG_CAP_BYTES = 20_000
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-# test.sh starts where the agent has nothing, so a planted module or conftest is not found first; its exit code means nothing
-COMMAND = ("bash", "--noprofile", "--norc", "-c", "cd /tests && exec ./test.sh > /logs/verifier/test-stdout.txt 2>&1")
+# test.sh starts where the agent has nothing, so a planted module or conftest is not found first; its exit code means nothing.
+# its #! line is followed by hand: the kernel refuses to run a file that any process still has open for writing
+SCRIPT = (
+    "cd /tests && IFS= read -r first < test.sh; first=${first%$'\\r'}; "
+    '[[ $first == "#!"* ]] && first=${first:2} || first=bash; '
+    "exec $first ./test.sh > /logs/verifier/test-stdout.txt 2>&1"
+)
+COMMAND = ("bash", "--noprofile", "--norc", "-c", SCRIPT)
 ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",
     "PYTHONNOUSERSITE": "1",

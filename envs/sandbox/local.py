@@ -221,6 +221,8 @@ def end_processes(sandbox_id: str, shell: int = 0, spared: frozenset[int] = froz
             seen |= fresh
             if not fresh:
                 break
+        if not seen:
+            return
 
 
 def is_spared(pid: int, parents: Mapping[int, int], shell: int, spared: frozenset[int]) -> bool:
@@ -296,10 +298,9 @@ class LocalSandbox:
         if self.is_closed:
             return
         self.is_closed = True
-        if self.shell is not None:
-            end_processes(self.tree.id)
-            self.shell.channel.close()
         self.tree.remove()
+        if self.shell is not None:
+            self.shell.channel.close()
 
 
 class LocalSandboxes:
