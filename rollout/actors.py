@@ -9,9 +9,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from burnish.envs.sandbox.base import open_sandboxes
 from burnish.envs.taskset import load_taskset
@@ -86,7 +88,10 @@ class GeneratorActor:
         return self._loop.policy_version
 
     async def generate(self, request: GenerateRequest) -> "Generation":
-        return await self._loop.generate(request)
+        generation = await self._loop.generate(request)
+        # a tensor of this dtype does not survive the way between processes, an array does
+        routes = None if generation.routes is None else np.asarray(generation.routes)
+        return replace(generation, routes=routes)
 
     async def release(self, context_id: str) -> None:
         await self._loop.release(context_id)
@@ -208,7 +213,8 @@ async def ask(name: str, call: Any, deadline_s: float) -> Any:
             raise error.cause from error
         raise ActorLost(f"{name} failed: {type(error.cause).__name__}: {error.cause}") from error
     except ray.exceptions.RayError as error:
-        raise ActorLost(f"{name} is gone ({type(error).__name__})") from error
+        # the first line says it; the rest is Ray's advice
+        raise ActorLost(f"{name} is gone: {type(error).__name__}: {str(error).splitlines()[0]}") from error
 
 
 class RayActors:

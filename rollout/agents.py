@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from burnish.envs.task import Task
 from burnish.policy.encoding.conversation import Conversation
 from burnish.policy.encoding.messages import Message
@@ -215,7 +217,7 @@ class PolicyAgent:
         first = generation.cached_tokens
         skipped = max(self._routed, self._logged) - first
         if 0 <= skipped < len(generation.routes):
-            self._log.append_routes(first + skipped - self._logged, generation.routes[skipped:].numpy())
+            self._log.append_routes(first + skipped - self._logged, np.asarray(generation.routes)[skipped:])
             self._routed = first + len(generation.routes)
 
     def _open_context(self) -> None:

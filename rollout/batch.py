@@ -79,6 +79,10 @@ def form_batch(
         else:
             drops[reason] = (*drops.get(reason, ()), *(t.slot.slot_id for t in group.members))
     tokens = [trainable_tokens(trajectory, oldest, blocks) for trajectory in kept]
+    if kept and not any(tokens):
+        # a step needs a token; one that is too old now will never be younger
+        drops[DropReason.stale] = tuple(trajectory.slot.slot_id for trajectory in kept)
+        kept, tokens = [], []
     advantages = advantage_of(
         RolloutScores(
             rewards=[rewards[t.slot.slot_id] for t in kept],

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -111,6 +112,8 @@ def start(config: ClusterConfig) -> Cluster:
     sweep_orphans()
     os.environ[OWNER] = driver_identity()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # escape sequences are for terminals
+    os.environ.setdefault("RAY_COLOR_PREFIX", "1" if sys.stderr.isatty() else "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
     began = time.monotonic()
     if config.address:

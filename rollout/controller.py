@@ -43,7 +43,8 @@ class Controller:
         self, run: RlRun, tasks: Sequence[Task], ledger: Ledger, blocks: Path, actors: Actors, log: Log, version: int
     ) -> None:
         self.config, self.ledger, self.blocks = run, ledger, blocks
-        self.actors, self.log, self.version = actors, log, version
+        self.actors, self.log = actors, log
+        self.version = self.saved_version = version
         self.advantage_of = load_advantage(run.algo.advantage, run.algo.advantage_options)
         self.buffer = Buffer(
             groups_per_batch=run.algo.groups_per_step,
@@ -74,7 +75,7 @@ class Controller:
                 groups = self.rollouts.next_groups()
                 if groups is not None:
                     await self.learn(groups)
-                elif self.rollouts.num_playing:
+                elif self.rollouts.is_waiting:
                     await self.rollouts.an_episode_ends()
                 else:
                     logger.info("The data is used up after %d optimizer steps", self.version)
@@ -130,7 +131,9 @@ class Controller:
 
     async def checkpoint(self) -> None:
         """Commit first, then save, then record: a kill in between loses no slot and trains none twice."""
-        self.ledger.record_checkpoint(self.version, await self.actors.save())
+        if self.saved_version < self.version:
+            self.ledger.record_checkpoint(self.version, await self.actors.save())
+            self.saved_version = self.version
 
     def gate(self, mismatch_kl: float) -> None:
         """Engine and trainer agree on the same tokens under the same weights, at launch and after every update.

@@ -81,6 +81,8 @@ class EngineLoop:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"engine-{name}")
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._waiting: dict[str, asyncio.Future[Generation]] = {}
+        self._contexts: dict[str, str] = {}
+        """Context of each waiting request."""
         self._answers: OrderedDict[str, Generation] = OrderedDict()
         self._stepping: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -99,6 +101,7 @@ class EngineLoop:
             return self._answers[request.request_id]
         if request.request_id not in self._waiting:
             self._waiting[request.request_id] = asyncio.get_running_loop().create_future()
+            self._contexts[request.request_id] = request.context_id
             try:
                 await self._command(
                     lambda: self._engine.add_request(
@@ -107,6 +110,7 @@ class EngineLoop:
                 )
             except ValueError as error:
                 self._waiting.pop(request.request_id).cancel()
+                self._contexts.pop(request.request_id)
                 raise GenerationError(f"generator {self.name} refuses {request.request_id}: {error}") from error
         return await self._answer(request)
 
@@ -126,6 +130,7 @@ class EngineLoop:
             return await asyncio.wait_for(asyncio.shield(waiting), ABORT_GRACE_S)
         except TimeoutError as error:
             self._waiting.pop(request.request_id, None)
+            self._contexts.pop(request.request_id, None)
             raise GenerationError(
                 f"generator {self.name} holds {request.request_id}: no answer {ABORT_GRACE_S:.0f} s after its abort"
             ) from error
@@ -138,7 +143,10 @@ class EngineLoop:
                 self._resolve(generation)
 
     async def release(self, context_id: str) -> None:
-        """Gives up a resident context."""
+        """Gives up a context; a request that still runs on it is aborted first."""
+        for request_id, other in list(self._contexts.items()):
+            if other == context_id:
+                await self.abort(request_id)
         await self._command(lambda: self._engine.release(context_id))
 
     async def update_weights(self, manifest: WeightManifest) -> Receipt:
@@ -213,6 +221,7 @@ class EngineLoop:
         while len(self._answers) > KEPT_ANSWERS:
             self._answers.popitem(last=False)
         waiting = self._waiting.pop(generation.request_id, None)
+        self._contexts.pop(generation.request_id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(generation)
 

@@ -86,8 +86,9 @@ class Rollouts:
         return not self._pending and self._next_pass >= self._passes
 
     @property
-    def num_playing(self) -> int:
-        return len(self._playing)
+    def is_waiting(self) -> bool:
+        """Episodes are in flight, or have ended since `an_episode_ends` was asked last."""
+        return bool(self._playing or self._ended)
 
     def restore(self) -> None:
         """Takes over what the ledger holds: complete slots with their stored blocks, and those still to be played."""
@@ -124,12 +125,13 @@ class Rollouts:
         return [Group.of([group[slot_id] for slot_id in sorted(group)]) for group in members if group]
 
     async def an_episode_ends(self) -> None:
-        """Waits for one; each has its own deadline.
+        """Waits for one that has not been told yet; each has its own deadline.
 
         Raises:
             RolloutError: episodes cannot be played any more.
         """
-        await self._changed.wait()
+        if not self._ended:
+            await self._changed.wait()
         self._changed.clear()
         ended, self._ended = self._ended, []
         for task in ended:

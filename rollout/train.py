@@ -105,7 +105,7 @@ async def train(
             controller = Controller(run, tasks, ledger, run_dir / "blocks", actors, log, version)
             await controller.run()
             for name, counters in (await actors.stats()).items():
-                metrics.log({f"{name}/{key}": value for key, value in counters.items()}, step=controller.version)
+                log({f"{name}/{key}": value for key, value in counters.items()}, controller.version)
         policy = await actors.export(str(run_dir / "policy"), manifest["parents"])
         facts = {"finished": True, "policy": policy_hash(Path(policy)), "steps": controller.version}
         write_json(run_dir / MANIFEST, manifest | facts)

@@ -10,7 +10,6 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,102 +19,16 @@ from burnish.policy.checkpoint.lineage import child_side_files
 from burnish.policy.checkpoint.released import load_policy, save_policy
 from burnish.policy.model.transformer import Transformer
 from burnish.policy.training.forward import Scored, score
-from burnish.policy.training.packing import PackedBatch, Sample, pack
+from burnish.policy.training.packing import PackedBatch, pack
 from burnish.policy.training.step import LossSum, TrainStep
 from burnish.rollout.actors import TrainerSettings
 from burnish.rollout.batch import StepResult, TrainItem
-from burnish.rollout.blocks import read_block
+from burnish.rollout.layout import forced_experts, lay_out
 from burnish.rollout.loss_terms import LossInputs, Normaliser, Reduction, RolloutStatistics
 from burnish.rollout.losses import Loss, load_loss
-from burnish.rollout.types import ABSENT_ROUTE, Block
 from burnish.rollout.weight_sync import WeightManifest, publish
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class StepSamples:
-    """Samples of one optimizer step."""
-
-    samples: list[Sample]
-    rollout_tokens: torch.Tensor
-    """[B] trained tokens of each rollout."""
-    routes: np.ndarray | None
-    """uint16 [tokens of all samples, L, K], or None when nothing was recorded."""
-    num_rollouts: int = field(default=0)
-
-
-def build_batch(items: Sequence[TrainItem], blocks: Path, *, is_raw: bool = True) -> StepSamples:
-    """Reads every item's blocks and joins them to one sample a context.
-
-    Args:
-        is_raw: compare with the engine's full-softmax log-probabilities at temperature 1, else with those of the
-            tempered distribution.
-
-    Raises:
-        BlockError: a block is missing or not what was sealed. Nothing was trained.
-    """
-    samples: list[Sample] = []
-    routes: list[np.ndarray | None] = []
-    counts = torch.zeros(len(items), dtype=torch.int64)
-    place = 0
-    for rollout, item in enumerate(items):
-        contexts: dict[str, list[Block]] = {}
-        for ref in item.blocks:
-            contexts.setdefault(ref.context_id, []).append(read_block(blocks, ref))
-        for parts in contexts.values():
-            assert parts[0].start == 0, "a child context that shares its parent's tokens is laid out with its parent"
-            ids = np.concatenate([block.ids_T for block in parts])
-            versions = np.concatenate([block.version_T for block in parts])
-            sampled = np.concatenate([block.sampled_T for block in parts])
-            mask = sampled & (versions >= item.oldest_version)
-            behaviour = np.where(
-                mask, np.concatenate([block.lp_raw_T if is_raw else block.lp_behaviour_T for block in parts]), 0.0
-            )
-            counts[rollout] += int(mask.sum())
-            samples.append(
-                Sample(
-                    ids=ids.tolist(),
-                    loss_mask=mask.tolist(),
-                    fields={
-                        "advantage": [item.advantage] * len(ids),
-                        "lp_behaviour": behaviour.tolist(),
-                        "version": versions.tolist(),
-                        "place": list(range(place, place + len(ids))),
-                    },
-                    rollout=rollout,
-                )
-            )
-            place += len(ids)
-            routes += [block.routes_TLK for block in parts]
-    # a float32 field holds whole numbers up to here exactly
-    assert place < 2**24, f"{place} tokens in one batch"
-    return StepSamples(
-        samples=samples, rollout_tokens=counts, routes=_joined_routes(samples, routes, place), num_rollouts=len(items)
-    )
-
-
-def _joined_routes(samples: Sequence[Sample], routes: Sequence[np.ndarray | None], total: int) -> np.ndarray | None:
-    if not samples or any(part is None for part in routes):
-        return None
-    joined = np.concatenate([part for part in routes if part is not None])
-    assert len(joined) == total, "one route row a token"
-    return joined
-
-
-def forced_experts(batch: PackedBatch, routes: np.ndarray) -> list[torch.Tensor]:
-    """L tensors [Q, K] of the experts the engine used for each decoder row; -1 where it recorded none.
-
-    A row's fields speak of its next token, so its own place is one below theirs; the last token of a sample has no next
-    one, was never fed by the engine, and is routed here.
-    """
-    next_place = batch.fields["place"].long()
-    has_next = next_place > 0
-    rows = torch.where(has_next, next_place - 1, torch.zeros_like(next_place))
-    table = torch.from_numpy(routes.astype(np.int64))
-    table[table == ABSENT_ROUTE] = -1
-    taken = torch.where(has_next[:, None, None], table[rows], torch.full_like(table[:1], -1))
-    return list(taken.unbind(1))
 
 
 class Trainer:
@@ -126,6 +39,7 @@ class Trainer:
         self.model: Transformer = load_policy(settings.policy)
         self.loss: Loss = load_loss(settings.algo.loss, settings.algo.loss_options)
         self._routes: np.ndarray | None = None
+        self._rollout_tokens = torch.zeros(0, dtype=torch.int64)
         self._step = TrainStep(self.model, settings.train, forward=self._score)
         self._last: tuple[str, StepResult] | None = None
 
@@ -166,17 +80,13 @@ class Trainer:
         if self._last is not None and self._last[0] == request_id:
             return self._last[1]
         started = time.monotonic()
-        batch = self._build(items)
+        micro_batches = self._lay_out(items)
         normaliser = Normaliser(
             reduction=Reduction(self.settings.algo.reduction),
-            rollout_tokens=batch.rollout_tokens,
+            rollout_tokens=self._rollout_tokens,
             max_len=self.settings.max_rollout_tokens,
         )
-        # samples are padded to whole tiles: the longest one must fit
-        budget = max(self.settings.tokens_per_micro_batch, *(len(sample.ids) for sample in batch.samples))
-        micro_batches = pack(batch.samples, budget)
-        self._routes = batch.routes if self.settings.algo.replay_routes else None
-        statistics = self._statistics(micro_batches, batch.num_rollouts) if self.loss.needs_statistics else None
+        statistics = self._statistics(micro_batches, len(items)) if self.loss.needs_statistics else None
         version = self.version
         metrics = self._step.step(
             micro_batches,
@@ -187,13 +97,15 @@ class Trainer:
         metrics |= {
             "train/seconds": time.monotonic() - started,
             "train/micro_batches": float(len(micro_batches)),
+            "train/slots": float(len(items)),
+            "train/rows": float(rows),
             "train/padding_share": 1 - sum(packed.num_tokens for packed in micro_batches) / rows,
         }
         result = StepResult(
             metrics=metrics,
             is_skipped=bool(metrics["train/step_skipped"]),
             version=self.version,
-            trained_tokens=tuple(batch.rollout_tokens.tolist()),
+            trained_tokens=tuple(self._rollout_tokens.tolist()),
         )
         self._last = (request_id, result)
         return result
@@ -204,12 +116,10 @@ class Trainer:
         Returns:
             `mismatch_kl` (mean of r - log r - 1, r = trainer / engine), `max_abs_lp`, `tokens`.
         """
-        batch = self._build(items)
-        budget = max(self.settings.tokens_per_micro_batch, *(len(sample.ids) for sample in batch.samples))
-        self._routes = batch.routes if self.settings.algo.replay_routes else None
+        micro_batches = self._lay_out(items)
         differences = []
         with torch.no_grad():
-            for packed in pack(batch.samples, budget):
+            for packed in micro_batches:
                 scored = self._score(self.model, packed)
                 differences.append((scored.logprob - packed.fields["lp_behaviour"][scored.row]).double())
         difference = torch.cat(differences)
@@ -220,10 +130,19 @@ class Trainer:
             "tokens": float(len(difference)),
         }
 
-    def _build(self, items: Sequence[TrainItem]) -> StepSamples:
+    def _lay_out(self, items: Sequence[TrainItem]) -> list[PackedBatch]:
+        """Micro-batches of these rollouts; their routes are what `_score` forces until the next call."""
         # at temperature 1 the two differ by the ids an engine never samples (padding, placeholders) alone; the full
         # softmax is what the trainer computes, bit for bit
-        return build_batch(items, Path(self.settings.blocks), is_raw=self.settings.temperature == 1.0)
+        step = lay_out(
+            items,
+            Path(self.settings.blocks),
+            is_raw=self.settings.temperature == 1.0,
+            is_replayed=self.settings.algo.replay_routes,
+        )
+        self._routes, self._rollout_tokens = step.routes, step.rollout_tokens
+        budget = max([self.settings.tokens_per_micro_batch, *(len(sample.ids) for sample in step.samples)])
+        return pack(step.samples, budget)
 
     def _score(self, model: torch.nn.Module, packed: PackedBatch) -> Scored:
         assert isinstance(model, Transformer)
