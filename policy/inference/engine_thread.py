@@ -5,6 +5,7 @@ rollout/generator.py, which adds versions and deadlines; this one streams. Knows
 """
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -57,7 +58,7 @@ class EngineStream:
     def put(self, report: "Event | Generation | EngineStopped") -> None:
         """Called by the engine's thread."""
         # the loop is closed when the server stopped with requests under way: nobody listens any more
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._reports.put_nowait, report)
 
     async def pieces(self) -> AsyncIterator[Piece]:
@@ -92,6 +93,8 @@ class EngineThread:
         self._engine = engine
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._streams: dict[str, EngineStream] = {}
+        self._closing = threading.Lock()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.failure: BaseException | None = None
         """What the engine died of."""
@@ -143,10 +146,11 @@ class EngineThread:
         return await self._call(self._engine.stats)
 
     async def _call(self, call: Callable[[], T]) -> T:
-        if self.failure is not None or not self._thread.is_alive():
-            raise EngineStopped(f"the engine stopped: {self.failure or 'the server is shutting down'}")
         done: Future[T] = Future()
-        self._commands.put((call, done))
+        with self._closing:
+            if self._is_closed:
+                raise EngineStopped(f"the engine stopped: {self.failure or 'the server is shutting down'}")
+            self._commands.put((call, done))
         return await asyncio.wrap_future(done)
 
     # --- in the thread
@@ -187,6 +191,9 @@ class EngineThread:
         for stream in self._streams.values():
             stream.put(reason)
         self._streams.clear()
+        # from here on nobody reads commands: the last ones are answered, later ones refused
+        with self._closing:
+            self._is_closed = True
         while not self._commands.empty():
             command = self._commands.get()
             if command is not None and command[1].set_running_or_notify_cancel():
