@@ -85,6 +85,8 @@ class SynthRun:
     """Admitted training tasks."""
     num_heldout: int = 200
     """Admitted held-out tasks; none of their answers or oracle commands occurs in a training task."""
+    num_demonstrations: int = 0
+    """Oracle trajectories of further training candidates, for SFT only: played in shared sandboxes, without a task folder."""
     families: list[str] = field(default_factory=list)
     """Names of task families; empty is all of them."""
     difficulty: list[int] = field(default_factory=lambda: [1])
@@ -105,6 +107,8 @@ class SynthRun:
     def __post_init__(self) -> None:
         require("num_train", self.num_train, self.num_train >= 0, ">= 0")
         require("num_heldout", self.num_heldout, self.num_heldout >= 0, ">= 0")
+        is_fine = self.num_demonstrations == 0 or (self.num_demonstrations > 0 and self.num_train > 0)
+        require("num_demonstrations", self.num_demonstrations, is_fine, ">= 0, and 0 without training tasks")
         require("num_words", self.num_words, 80 <= self.num_words <= 200, "80 to 200")
         require("workers", self.workers, self.workers >= 1, ">= 1")
         require("difficulty", self.difficulty, bool(self.difficulty) and min(self.difficulty) >= 1, "levels >= 1")

@@ -29,6 +29,8 @@ class Leak:
 
 
 def _text_files(root: Path) -> dict[str, str]:
+    if root.is_file():
+        return {root.name: root.read_bytes().decode(errors="replace")}
     files = (path for path in sorted(root.rglob("*")) if path.is_file())
     return {path.relative_to(root).as_posix(): path.read_bytes().decode(errors="replace") for path in files}
 
@@ -53,7 +55,7 @@ def scan_contamination(train: Iterable[Path], heldout: Iterable[Path]) -> list[L
     """Every piece of a held-out task that stands in a training task.
 
     Args:
-        train: folders of the training tasks.
+        train: folders of the training tasks, and single files that a policy is trained on as well.
         heldout: folders of the held-out tasks.
 
     Returns:

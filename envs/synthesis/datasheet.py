@@ -27,6 +27,7 @@ def datasheet(
     cells: Iterable[Cell],
     reports: Sequence[GateReport],
     num_duplicates: int,
+    num_demonstrations: int,
     num_resumed: int,
     sandbox: str,
     seconds: float,
@@ -38,6 +39,7 @@ def datasheet(
         cells: of the admitted tasks, one each.
         reports: of every candidate that was gated, rejected ones included; empty when the gates were off.
         num_duplicates: candidates dropped before any gate.
+        num_demonstrations: oracle trajectories that belong to no task.
         num_resumed: reports taken over from an interrupted run.
         sandbox: kind of sandbox the gates ran in.
         seconds: wall clock of this run.
@@ -54,6 +56,7 @@ def datasheet(
         "duplicates": num_duplicates,
         "gates": {name: _gate(name, reports) for name in ("nop", "oracle")},
         "rejected": {report.task_id: report.reason for report in reports if not report.accepted},
+        "demonstrations": num_demonstrations,
         "oracle_turns": sum(len(report.turns) for report in reports if report.accepted),
         "contamination": {"leaks": 0},
         "sandbox": sandbox,
@@ -101,6 +104,8 @@ def render(sheet: dict[str, Any]) -> str:
         *(f"| {name} | {gate['run']} | {gate['passed']} | {gate['rate']} |" for name, gate in sheet["gates"].items()),
         "",
         *(f"- rejected `{name}`: {reason}" for name, reason in sheet["rejected"].items()),
+        f"Demonstrations for SFT beyond the tasks: {sheet['demonstrations']}.",
+        "",
         f"Contamination scan: {sheet['contamination']['leaks']} pieces of held-out tasks found in training tasks.",
         "",
     ]

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from burnish.envs.sandbox.base import Artifacts, SandboxError, SandboxFactory
+from burnish.envs.sandbox.base import Artifacts, Sandbox, SandboxError, SandboxFactory
 from burnish.envs.synthesis.spec import OracleTurn
 from burnish.envs.synthesis.transcript import RecordedTurn
 from burnish.envs.task import Task
@@ -112,18 +112,9 @@ class Gates:
             raise Rejected(f"nop: doing nothing earns a reward of {graded.reward:g}")
 
     def _oracle(self, task: Task, oracle: tuple[OracleTurn, ...], found: dict[str, Any], attempt_id: str) -> None:
-        found["turns"] = turns = []
         sandbox = self._sandboxes.create(task, role="agent", run_id=self._run_id, attempt_id=attempt_id)
         try:
-            for turn in oracle:
-                result = sandbox.run(turn.command, COMMAND_TIMEOUT_S)
-                if result.exit_code is None or result.timed_out:
-                    raise Rejected(f"oracle: {turn.command!r} did not end within {COMMAND_TIMEOUT_S:g} s")
-                turns.append(RecordedTurn(command=turn.command, output=result.output, exit_code=result.exit_code))
-                if result.exit_code != 0:
-                    raise Rejected(f"oracle: {turn.command!r} ended with exit code {result.exit_code}")
-                if result.output != turn.output:
-                    raise Rejected(f"oracle: {turn.command!r} printed {result.output!r}, expected {turn.output!r}")
+            found["turns"] = play(oracle, sandbox)
             artifacts = sandbox.get_artifacts(task.config.artifacts)
         finally:
             sandbox.close()
@@ -144,3 +135,22 @@ class Gates:
         if graded.tests_run < 1:
             raise Rejected(f"{gate}: no test ran")
         return graded
+
+
+def play(oracle: tuple[OracleTurn, ...], sandbox: Sandbox) -> list[RecordedTurn]:
+    """Runs the oracle's commands and records what the shell answers.
+
+    Raises:
+        Rejected: a command does not end, fails, or prints something else than it should.
+    """
+    turns: list[RecordedTurn] = []
+    for turn in oracle:
+        result = sandbox.run(turn.command, COMMAND_TIMEOUT_S)
+        if result.exit_code is None or result.timed_out:
+            raise Rejected(f"oracle: {turn.command!r} did not end within {COMMAND_TIMEOUT_S:g} s")
+        if result.exit_code != 0:
+            raise Rejected(f"oracle: {turn.command!r} ended with exit code {result.exit_code}")
+        if result.output != turn.output:
+            raise Rejected(f"oracle: {turn.command!r} printed {result.output!r}, expected {turn.output!r}")
+        turns.append(RecordedTurn(command=turn.command, output=result.output, exit_code=result.exit_code))
+    return turns

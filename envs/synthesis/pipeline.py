@@ -8,26 +8,27 @@ the one above it.
 import importlib
 import json
 import logging
-import os
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from burnish.envs.config import SynthRun
 from burnish.envs.errors import UserError
 from burnish.envs.sandbox.base import SandboxFactory, open_sandboxes
 from burnish.envs.synthesis.contamination import scan_contamination
-from burnish.envs.synthesis.datasheet import datasheet, render
+from burnish.envs.synthesis.datasheet import datasheet
+from burnish.envs.synthesis.demonstrate import demonstrate_all
 from burnish.envs.synthesis.gates import GateReport, Gates, Grader
 from burnish.envs.synthesis.generate import GENERATOR_VERSION
 from burnish.envs.synthesis.journal import Journal
 from burnish.envs.synthesis.progress import ProgressLine
-from burnish.envs.synthesis.propose import Candidate, Cell, Proposer, quotas
-from burnish.envs.synthesis.transcript import messages
+from burnish.envs.synthesis.propose import Candidate, Cell, Proposer, quotas, spread
+from burnish.envs.synthesis.publish import Trajectory, write_index, write_transcripts
+from burnish.envs.synthesis.transcript import RecordedTurn
 from burnish.envs.synthesis.words import SPLITS
 from burnish.envs.synthesis.write import write_task
 from burnish.envs.task import load_task
@@ -37,19 +38,13 @@ logger = logging.getLogger(__name__)
 # rounds of replacing rejected candidates before the families are called broken
 MAX_ROUNDS = 5
 JOURNAL = ".synth-journal.jsonl"
+# what is lost when a run is killed, and what one container's start is shared by
+DEMONSTRATIONS_PER_SANDBOX = 50
+T = TypeVar("T")
 
 
 class SynthesisError(RuntimeError):
     """Our own families or splits are wrong: too many candidates fail, or a held-out piece is in a training task."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Admitted:
-    """A candidate that became a task."""
-
-    candidate: Candidate
-    report: GateReport | None
-    """None when the gates were off."""
 
 
 def main(run: SynthRun) -> int:
@@ -76,9 +71,10 @@ def load_grader(path: str, sandboxes: SandboxFactory) -> Grader:
     """
     module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)(sandboxes)
+        grader = getattr(importlib.import_module(module), name)
     except (ValueError, ModuleNotFoundError, AttributeError) as error:
         raise UserError(f"verifier={path!r} is not an import path `package.module:Class`: {error}") from error
+    return grader(sandboxes)
 
 
 def settings(run: SynthRun) -> dict[str, Any]:
@@ -88,6 +84,7 @@ def settings(run: SynthRun) -> dict[str, Any]:
         "seed": run.seed,
         "num_train": run.num_train,
         "num_heldout": run.num_heldout,
+        "num_demonstrations": run.num_demonstrations,
         "families": sorted(set(run.families)),
         "difficulty": sorted(set(run.difficulty)),
         "num_words": run.num_words,
@@ -101,7 +98,7 @@ def _settings_of(out: Path) -> dict[str, Any]:
 
 
 def synthesize(run: SynthRun, sandboxes: SandboxFactory, grader: Grader) -> dict[str, Any]:
-    """Fill every quota with gated tasks and write the task set.
+    """Fill every quota with gated tasks, record the demonstrations and write the task set.
 
     Returns:
         The numbers of the datasheet.
@@ -112,49 +109,131 @@ def synthesize(run: SynthRun, sandboxes: SandboxFactory, grader: Grader) -> dict
         SandboxError: the infrastructure keeps failing; the same command goes on later.
     """
     started = time.monotonic()
+    out = Path(run.out)
     wanted = quotas(run)
-    journal = _open_journal(run)
-    known = {record["task_id"]: GateReport.from_json(record) for record in journal.records[1:]}
-    num_resumed = len(known)
-    proposer = Proposer(run.seed, run.num_words)
-    gates = Gates(sandboxes, grader, run_id=f"synth-{Path(run.out).name}")
-    admitted: list[Admitted] = []
-    filled: Counter[Cell] = Counter()
+    synthesis = Synthesis(run, sandboxes, grader)
     try:
-        for _ in range(MAX_ROUNDS):
-            batch = [proposer.propose(cell) for cell, quota in wanted.items() for _ in range(quota - filled[cell])]
-            if not batch:
-                break
-            _write(batch, Path(run.out), known)
-            if run.gates:
-                _gate([candidate for candidate in batch if candidate.id not in known], run, gates, journal, known)
-            for candidate in batch:
-                report = known.get(candidate.id)
-                if report is None or report.accepted:
-                    admitted.append(Admitted(candidate=candidate, report=report))
-                    filled[candidate.cell] += 1
-                else:
-                    logger.warning("%s was rejected by %s", candidate.id, report.reason)
-                    shutil.rmtree(Path(run.out) / candidate.id, ignore_errors=True)
-        else:
-            last = next((report.reason for report in reversed(known.values()) if not report.accepted), "")
-            raise SynthesisError(
-                f"{MAX_ROUNDS} rounds of candidates did not fill the quotas; the last rejection: {last}"
-            )
+        tasks = synthesis.admit(wanted)
+        demonstrations = synthesis.demonstrate(tasks)
     finally:
-        journal.close()
-    _refuse_leaks(Path(run.out), admitted)
+        synthesis.journal.close()
+    trajectories = [
+        Trajectory(candidate=candidate, turns=report.turns, reward=report.oracle_reward)
+        for candidate in sorted(tasks, key=lambda candidate: candidate.id)
+        if (report := synthesis.reports.get(candidate.id))
+    ]
+    transcripts = write_transcripts(out, trajectories + demonstrations)
+    refuse_leaks(out, tasks, transcripts["train"])
     sheet = datasheet(
         settings=settings(run),
-        cells=[task.candidate.cell for task in admitted],
-        reports=list(known.values()),
-        num_duplicates=proposer.num_duplicates,
-        num_resumed=num_resumed,
+        cells=[candidate.cell for candidate in tasks],
+        reports=list(synthesis.reports.values()),
+        num_duplicates=synthesis.proposer.num_duplicates,
+        num_demonstrations=len(demonstrations),
+        num_resumed=synthesis.num_resumed,
         sandbox=sandboxes.kind.name,
         seconds=time.monotonic() - started,
     )
-    _publish(Path(run.out), run, admitted, sheet)
+    write_index(out, tasks, sheet, run.seed)
     return sheet
+
+
+class Synthesis:
+    """One run: what it proposed, and what the journal says became of it."""
+
+    def __init__(self, run: SynthRun, sandboxes: SandboxFactory, grader: Grader) -> None:
+        self.run = run
+        self.out = Path(run.out)
+        self.sandboxes = sandboxes
+        self.run_id = f"synth-{self.out.name}"
+        self.gates = Gates(sandboxes, grader, self.run_id)
+        self.proposer = Proposer(run.seed, run.num_words)
+        self.journal = _open_journal(run)
+        records = self.journal.records[1:]
+        self.reports = {r["task_id"]: GateReport.from_json(r) for r in records if "task_id" in r}
+        self._recorded: dict[int, list[Any]] = {r["block"]: r["demonstrations"] for r in records if "block" in r}
+        self.num_resumed = len(self.reports)
+
+    def admit(self, wanted: dict[Cell, int]) -> list[Candidate]:
+        """Candidates that pass the gates, as many as wanted; rejected ones are replaced, in rounds."""
+        admitted: list[Candidate] = []
+        for _ in range(MAX_ROUNDS):
+            filled = Counter(candidate.cell for candidate in admitted)
+            batch = [self.proposer.propose(cell) for cell, quota in wanted.items() for _ in range(quota - filled[cell])]
+            if not batch:
+                return admitted
+            self._write(batch)
+            if self.run.gates:
+                self._gate([candidate for candidate in batch if candidate.id not in self.reports])
+            for candidate in batch:
+                report = self.reports.get(candidate.id)
+                if report is None or report.accepted:
+                    admitted.append(candidate)
+                else:
+                    logger.warning("%s was rejected by %s", candidate.id, report.reason)
+                    shutil.rmtree(self.out / candidate.id, ignore_errors=True)
+        last = next((report.reason for report in reversed(self.reports.values()) if not report.accepted), "")
+        raise SynthesisError(f"{MAX_ROUNDS} rounds of candidates did not fill the quotas; the last rejection: {last}")
+
+    def _write(self, batch: Sequence[Candidate]) -> None:
+        """Write the candidates' folders; the journal's reports must be about these very bytes."""
+        for candidate in batch:
+            task = load_task(write_task(candidate.spec, candidate.id, self.out))
+            report = self.reports.get(candidate.id)
+            if report and report.content_hash != task.content_hash:
+                raise UserError(
+                    f"{self.out}: {candidate.id} was gated with other content; remove the directory and start again"
+                )
+
+    def _gate(self, batch: Sequence[Candidate]) -> None:
+        jobs = [
+            lambda candidate=candidate: self.gates.check(load_task(self.out / candidate.id), candidate.spec.turns)
+            for candidate in batch
+        ]
+        # each report is in the journal before it counts
+        for report in in_parallel("Gating candidates", jobs, self.run.workers):
+            self.journal.append(report.to_json())
+            self.reports[report.task_id] = report
+
+    def demonstrate(self, tasks: Sequence[Candidate]) -> list[Trajectory]:
+        """Oracle trajectories of further training candidates, in blocks that share a sandbox and a journal record."""
+        cells = spread(self.run, "train", self.run.num_demonstrations)
+        candidates = [self.proposer.propose(cell) for cell, quota in cells.items() for _ in range(quota)]
+        size = DEMONSTRATIONS_PER_SANDBOX
+        blocks = [candidates[start : start + size] for start in range(0, len(candidates), size)]
+
+        def job(number: int) -> tuple[int, list[Any]]:
+            task = load_task(self.out / tasks[0].id)
+            attempt_id = f"demonstrations-{number}"
+            found = demonstrate_all(blocks[number], task, self.sandboxes, self.run_id, attempt_id)
+            return number, [turns and [turn.to_json() for turn in turns] for turns in found]
+
+        missing = [number for number in range(len(blocks)) if number not in self._recorded]
+        jobs = [lambda number=number: job(number) for number in missing]
+        for number, found in in_parallel(f"Recording demonstrations, {size} at a time", jobs, self.run.workers):
+            self.journal.append({"block": number, "demonstrations": found})
+            self._recorded[number] = found
+        return [
+            Trajectory(candidate=candidate, turns=[RecordedTurn(**turn) for turn in turns], reward=None)
+            for number, block in enumerate(blocks)
+            for candidate, turns in zip(block, self._recorded[number], strict=True)
+            if turns is not None
+        ]
+
+
+def in_parallel(title: str, jobs: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
+    """Results as they come, with progress shown; on an error or Ctrl-C, jobs that have not begun never begin."""
+    if not jobs:
+        return
+    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="synth")
+    try:
+        futures = [pool.submit(job) for job in jobs]
+        with ProgressLine(title, len(futures)) as progress:
+            for future in as_completed(futures):
+                yield future.result()
+                progress.advance()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _open_journal(run: SynthRun) -> Journal:
@@ -171,95 +250,12 @@ def _open_journal(run: SynthRun) -> Journal:
     return journal
 
 
-def _write(batch: list[Candidate], out: Path, known: dict[str, GateReport]) -> None:
-    """Write the candidates' folders; the journal's reports must be about these very bytes."""
-    for candidate in batch:
-        task = load_task(write_task(candidate.spec, candidate.id, out))
-        report = known.get(candidate.id)
-        if report and report.content_hash != task.content_hash:
-            raise UserError(f"{out}: {candidate.id} was gated with other content; remove the directory and start again")
-
-
-def _gate(batch: list[Candidate], run: SynthRun, gates: Gates, journal: Journal, known: dict[str, GateReport]) -> None:
-    """Gate candidates in parallel; each report is in the journal before it counts."""
-    if not batch:
-        return
-    pool = ThreadPoolExecutor(max_workers=run.workers, thread_name_prefix="gate")
-    try:
-        futures = [
-            pool.submit(gates.check, load_task(Path(run.out) / candidate.id), candidate.spec.turns)
-            for candidate in batch
-        ]
-        with ProgressLine("Gating candidates", len(futures)) as progress:
-            for future in as_completed(futures):
-                report = future.result()
-                journal.append(report.to_json())
-                known[report.task_id] = report
-                progress.advance()
-    finally:
-        # on an error or Ctrl-C: candidates that have not begun never begin, those that have close their sandboxes
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _refuse_leaks(out: Path, admitted: list[Admitted]) -> None:
-    folders = {
-        split: [out / task.candidate.id for task in admitted if task.candidate.cell.split == split] for split in SPLITS
-    }
-    if leaks := scan_contamination(folders["train"], folders["heldout"]):
+def refuse_leaks(out: Path, tasks: Sequence[Candidate], transcripts: Path) -> None:
+    """Raises SynthesisError when a piece of a held-out task stands in a training task or a training transcript."""
+    folders = {split: [out / task.id for task in tasks if task.cell.split == split] for split in SPLITS}
+    if leaks := scan_contamination([*folders["train"], transcripts], folders["heldout"]):
         first = leaks[0]
         raise SynthesisError(
             f"{len(leaks)} pieces of held-out tasks occur in training tasks; the first: the {first.kind} "
             f"{first.text!r} of {first.heldout_id} in {first.train_id}"
         )
-
-
-def _publish(out: Path, run: SynthRun, admitted: list[Admitted], sheet: dict[str, Any]) -> None:
-    """Everything beside the task folders; taskset.json comes last, on a disk that holds all the rest."""
-    by_split = {
-        split: sorted(
-            (task for task in admitted if task.candidate.cell.split == split), key=lambda task: task.candidate.id
-        )
-        for split in SPLITS
-    }
-    for split, tasks in by_split.items():
-        lines = [json.dumps(_oracle_record(task)) + "\n" for task in tasks if task.report]
-        _write_atomically(out / f"oracle-{split}.jsonl", "".join(lines))
-    _write_atomically(out / "DATASHEET.md", render(sheet))
-    os.sync()
-    taskset = {
-        "version": 1,
-        "seed": run.seed,
-        "splits": {split: [task.candidate.id for task in tasks] for split, tasks in by_split.items()},
-        "tasks": {
-            task.candidate.id: {"family": task.candidate.cell.family, "difficulty": task.candidate.cell.difficulty}
-            for tasks in by_split.values()
-            for task in tasks
-        },
-        "datasheet": sheet,
-    }
-    _write_atomically(out / "taskset.json", json.dumps(taskset, indent=1) + "\n")
-
-
-def _oracle_record(task: Admitted) -> dict[str, Any]:
-    """One oracle trajectory as sft reads it, with the raw turns beside the messages."""
-    assert task.report is not None
-    cell = task.candidate.cell
-    return {
-        "task_id": task.candidate.id,
-        "domain": "terminal",
-        "family": cell.family,
-        "difficulty": cell.difficulty,
-        "split": cell.split,
-        "reward": task.report.oracle_reward,
-        "turns": [turn.to_json() for turn in task.report.turns],
-        "messages": messages(task.candidate.spec.instruction, task.report.turns),
-    }
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -12,7 +12,6 @@ from burnish.envs.config import SynthRun
 from burnish.envs.errors import UserError
 from burnish.envs.synthesis.generate import DIFFICULTIES, FAMILIES, generate
 from burnish.envs.synthesis.spec import TaskSpec
-from burnish.envs.synthesis.words import SPLITS
 from burnish.envs.synthesis.write import task_id
 
 # a cell that yields only duplicates is asked for more than its family can make
@@ -34,11 +33,16 @@ class Candidate:
 
 
 def quotas(run: SynthRun) -> dict[Cell, int]:
-    """How many tasks of each cell: every split is spread evenly over families and difficulties.
+    """How many tasks of each cell.
 
     Raises:
         UserError: an unknown family or difficulty.
     """
+    return spread(run, "train", run.num_train) | spread(run, "heldout", run.num_heldout)
+
+
+def spread(run: SynthRun, split: str, total: int) -> dict[Cell, int]:
+    """`total` spread evenly over families and difficulties, in a fixed order; raises as `quotas`."""
     for family in run.families:
         if family not in FAMILIES:
             raise UserError(f"families: there is no family {family!r}; there are {', '.join(FAMILIES)}")
@@ -47,17 +51,13 @@ def quotas(run: SynthRun) -> dict[Cell, int]:
             raise UserError(
                 f"difficulty: there is no level {difficulty}; there are {', '.join(map(str, DIFFICULTIES))}"
             )
-    kinds = [
-        (family, difficulty)
+    cells = [
+        Cell(split=split, family=family, difficulty=difficulty)
         for difficulty in sorted(set(run.difficulty))
         for family in (sorted(set(run.families)) or FAMILIES)
     ]
-    found: dict[Cell, int] = {}
-    for split, total in zip(SPLITS, (run.num_train, run.num_heldout), strict=True):
-        share, rest = divmod(total, len(kinds))
-        for position, (family, difficulty) in enumerate(kinds):
-            found[Cell(split=split, family=family, difficulty=difficulty)] = share + (position < rest)
-    return {cell: quota for cell, quota in found.items() if quota}
+    share, rest = divmod(total, len(cells))
+    return {cell: share + (position < rest) for position, cell in enumerate(cells) if share or position < rest}
 
 
 class Proposer:

@@ -1,5 +1,6 @@
 """What the oracle did in a real shell, turn by turn, and the same as the messages that a policy is taught with."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ def observation(turn: RecordedTurn) -> str:
     return f"{tag}\n{turn.output}</output>"
 
 
-def messages(instruction: str, turns: list[RecordedTurn]) -> list[dict[str, str]]:
+def messages(instruction: str, turns: Sequence[RecordedTurn]) -> list[dict[str, str]]:
     """The whole episode as a chat: instruction, commands and observations in turn, then `exit`."""
     chat = [{"role": "user", "content": instruction.strip()}]
     for turn in turns:

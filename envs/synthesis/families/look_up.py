@@ -13,20 +13,15 @@ def build(scene: Scene, level: int) -> None:
     """Level 1: the list has the code; level 2: the list says which other file has it."""
     key, code = scene.compound(), scene.compound()
     decoys = [(scene.compound(), scene.compound()) for _ in range(2)]
-    if level == 1:
-        listing = scene.create(_listing(scene, [(key, code), *decoys]))
-    else:
-        where = scene.create(_listing(scene, [(key, code), *decoys]))
-        listing = scene.create(_listing(scene, [(key, f"in {where}")]))
+    holder = scene.create(_listing(scene, [(key, code), *decoys]))
+    # where the search begins: at the list itself, or at a file that says where the list is
+    start = holder if level == 1 else scene.create(_listing(scene, [(key, f"in {holder}")]))
     path = scene.new_path()
     scene.say(
-        f"Find the code of {key} in {listing} and write it to {path}.",
-        f"The file {listing} has the code of {key} in it. Write the code to {path}.",
+        f"Find the code of {key} in {start} and write it to {path}.",
+        f"The file {start} has the code of {key} in it. Write the code to {path}.",
     )
-    source = listing
-    if level > 1:
-        scene.run(f"grep {key} {listing}", scene.lines(listing))
-        source = where
-    scene.run(f"grep {key} {source}", tuple(line for line in scene.lines(source) if key in line))
+    for source in dict.fromkeys((start, holder)):
+        scene.run(f"grep {key} {source}", tuple(line for line in scene.lines(source) if key in line))
     scene.run(f"echo {code} > {path}")
     scene.write(path, (code,))
