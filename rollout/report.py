@@ -1,0 +1,191 @@
+"""The report of a pipeline: what each stage achieved, with intervals, and what it cost. Reads files, trains nothing.
+
+`summary.json` is for machines, `table.md` and `curves.png` for people; the table is printed too.
+"""
+
+import json
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from burnish.policy.training.metrics import read_metrics
+from burnish.rollout.stats import compare, read_results
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportInputs:
+    """Where a pipeline's results lie."""
+
+    evals: dict[str, Path]
+    """Stage -> folder of its evaluation, in the pipeline's order."""
+    sft: Path | None
+    """Run folder."""
+    rl: Path | None
+    """Run folder."""
+    containers: int
+    seconds: float
+    seed: int = 0
+
+
+def summarise(inputs: ReportInputs) -> dict[str, Any]:
+    """The content of summary.json.
+
+    Raises:
+        ResultsError: results of a stage are missing or cannot be compared.
+    """
+    stages, episodes = {}, 0
+    for stage, folder in inputs.evals.items():
+        domains = json.loads((folder / "summary.json").read_text())["domains"]
+        stages[stage] = {d: {key: row[key] for key in ("pass", "n", "lo", "hi")} for d, row in domains.items()}
+        episodes += sum(row["attempts"] for row in read_results(folder / "results.jsonl"))
+    gains = {}
+    names = list(inputs.evals)
+    for before, after in zip(names, names[1:], strict=False):
+        found = compare(inputs.evals[before] / "results.jsonl", inputs.evals[after] / "results.jsonl", seed=inputs.seed)
+        gains[f"{after}-{before}"] = {
+            domain: {"mean": gain.mean, "lo": gain.lo, "hi": gain.hi}
+            for domain, gain in found.items()
+            if domain != "all"
+        }
+    tokens = sft_tokens(inputs.sft) if inputs.sft else 0
+    if inputs.rl:
+        rl = rl_totals(inputs.rl)
+        episodes, tokens = episodes + rl["episodes"], tokens + rl["tokens"]
+    return {
+        "stages": stages,
+        "gains": gains,
+        "containers": inputs.containers,
+        "episodes": episodes,
+        "tokens_trained": tokens,
+        "seconds": round(inputs.seconds, 1),
+    }
+
+
+def sft_tokens(run: Path) -> int:
+    """Tokens that carried SFT loss."""
+    return int(sum(r["train/loss_tokens"] for r in read_metrics(run / "metrics.jsonl") if "train/loss_tokens" in r))
+
+
+def rl_totals(run: Path) -> dict[str, int]:
+    """Episodes that ended and sampled tokens that were trained, from the ledger."""
+    ledger = sqlite3.connect(f"file:{run / 'ledger.sqlite'}?mode=ro", uri=True)
+    try:
+        (episodes,) = ledger.execute(
+            "SELECT count(*) FROM attempts WHERE outcome IS NOT NULL AND outcome != 'cancelled'"
+        ).fetchone()
+        (tokens,) = ledger.execute(
+            "SELECT coalesce(sum(num_sampled), 0) FROM uses JOIN blocks USING (attempt_id) WHERE disposition = 'trained'"
+        ).fetchone()
+    finally:
+        ledger.close()
+    return {"episodes": episodes, "tokens": tokens}
+
+
+def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
+    """Write and print the report; returns the content of summary.json."""
+    summary = summarise(inputs)
+    folder.mkdir(parents=True, exist_ok=True)
+    draw_curves(inputs, summary, folder / "curves.png")
+    _replace(folder / "table.md", markdown(summary))
+    _replace(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    show(summary)
+    return summary
+
+
+def rows_of(summary: dict[str, Any]) -> list[list[str]]:
+    """One row a stage and domain: pass rate, its interval, n, gain over the stage before, its interval."""
+    rows = []
+    gain_of = {name.split("-")[0]: gains for name, gains in summary["gains"].items()}
+    for stage, domains in summary["stages"].items():
+        for domain, result in domains.items():
+            gain = gain_of.get(stage, {}).get(domain)
+            rows.append(
+                [
+                    stage,
+                    domain,
+                    f"{result['pass']:.3f}",
+                    f"[{result['lo']:.3f}, {result['hi']:.3f}]",
+                    str(result["n"]),
+                    f"{gain['mean']:+.3f} [{gain['lo']:+.3f}, {gain['hi']:+.3f}]" if gain else "",
+                ]
+            )
+    return rows
+
+
+HEADINGS = ["stage", "domain", "pass", "95% interval", "tasks", "gain over the stage before"]
+
+
+def totals_of(summary: dict[str, Any]) -> str:
+    return (
+        f"{summary['containers']} containers, {summary['episodes']} episodes, {summary['tokens_trained']} tokens trained, "
+        f"{summary['seconds'] / 60:.1f} minutes"
+    )
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """table.md."""
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *rows_of(summary)]
+    table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return f"{table}\n\n{totals_of(summary)}. Intervals: Wilson for a rate, paired bootstrap over tasks for a gain.\n"
+
+
+def show(summary: dict[str, Any]) -> None:
+    """Print the table."""
+    console, table = Console(), Table()
+    for heading in HEADINGS:
+        table.add_column(heading, no_wrap=True)
+    for row in rows_of(summary):
+        table.add_row(*row)
+    console.print(table)
+    console.print(totals_of(summary))
+
+
+def draw_curves(inputs: ReportInputs, summary: dict[str, Any], path: Path) -> None:
+    """Four panels: SFT loss, RL reward, RL entropy and engine-trainer mismatch, pass rate by stage."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, ((loss, reward), (mismatch, passes)) = plt.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
+    sft = read_metrics(inputs.sft / "metrics.jsonl") if inputs.sft else []
+    rl = read_metrics(inputs.rl / "metrics.jsonl") if inputs.rl else []
+    _plot(loss, sft, {"train/loss": "training", "train/validation_loss": "held out"}, "SFT loss (nats a token)")
+    _plot(reward, rl, {"rollout/reward": "mean reward"}, "RL reward by policy version")
+    _plot(mismatch, rl, {"train/mismatch_kl_fresh": "KL(trainer, engine), same weights"}, "RL: engine against trainer")
+    for domain in sorted({d for domains in summary["stages"].values() for d in domains}):
+        results = [domains[domain] for domains in summary["stages"].values() if domain in domains]
+        names = [stage for stage, domains in summary["stages"].items() if domain in domains]
+        below = [r["pass"] - r["lo"] for r in results]
+        above = [r["hi"] - r["pass"] for r in results]
+        passes.errorbar(names, [r["pass"] for r in results], [below, above], marker="o", capsize=4, label=domain)
+    passes.set(title="Pass rate on held-out tasks, 95% interval", ylim=(0, 1))
+    passes.legend()
+    staged = path.with_name(f".writing-{path.name}")
+    figure.savefig(staged, dpi=120)
+    plt.close(figure)
+    staged.replace(path)
+
+
+def _plot(axes: Any, records: list[dict[str, Any]], names: dict[str, str], title: str) -> None:
+    for name, label in names.items():
+        points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label)
+    axes.set(title=title, xlabel="optimizer step")
+    if axes.has_data():
+        axes.legend()
+
+
+def _replace(path: Path, text: str) -> None:
+    staged = path.with_name(f".{path.name}.writing")
+    with staged.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    staged.replace(path)
