@@ -30,7 +30,7 @@ class SandboxConfig:
     """Limits of one sandbox and where the engine is. A task's own limits (task.toml) win where it sets them."""
 
     image: str = "burnish-base:1"
-    """Image of tasks that name none, made by `make setup`; it needs bash, coreutils and a `sleep`."""
+    """Image of tasks that name none, made by `make setup`; it needs bash and coreutils."""
     engine_url: str = ""
     """Docker engine; empty reads DOCKER_HOST, and without that the local socket."""
     workdir: str = "/app"

@@ -150,7 +150,8 @@ class DockerSandbox:
         """A shell that answers, in the directory of the one before."""
         with engine_errors(f"no shell in container {self.id[:12]}"):
             shell = Shell(ExecChannel(self.client, self.id))
-        go_there = f"cd -- {quote(self.directory)} 2>/dev/null || cd /"
+        # an image that was built brings its own working directory
+        go_there = f"cd -- {quote(self.directory)} 2>/dev/null || cd /" if self.directory else ":"
         reply = shell.run(f"{setup} && {{ {go_there}; }}" if setup else go_there, SETUP_TIMEOUT_S, 4000)
         if reply.frame is None or reply.frame.status != 0:
             shell.channel.close()
@@ -227,6 +228,8 @@ class DockerSandbox:
         while True:
             with engine_errors(f"container {self.id[:12]}"):
                 state = self.client.inspect_container(self.id)["State"]
+            if state.get("Status") in ("removing", "dead"):
+                raise SandboxError(f"container {self.id[:12]} is being removed by somebody else")
             if not state["Running"]:
                 why = " (out of memory)" if state.get("OOMKilled") else ""
                 raise SandboxCrashed(f"container {self.id[:12]} stopped with code {state.get('ExitCode')}{why}")

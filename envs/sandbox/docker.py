@@ -26,6 +26,10 @@ from burnish.envs.task import Task
 
 # root in the container keeps what package tools and file owners need; no device, network, module or trace rights
 CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID"]
+# the container's first program only waits. It goes by a name that no `pkill sleep` or `pkill bash` of the agent hits, and
+# ignores what a `kill 1` makes init pass on
+WAIT = "trap '' HUP INT TERM; printf burnish-wait > /proc/self/comm; while :; do read -r <> <(:); done"
+KEEP_ALIVE = ["bash", "--noprofile", "--norc", "-c", WAIT]
 SCRIPT_MAX = 48_000
 """Bytes of a set-up script; more goes through the engine's archive call, which costs a process of the engine."""
 
@@ -80,8 +84,8 @@ class DockerSandboxes:
         script = setup_script(plan.files, plan.directories)
         is_small = len(script) <= SCRIPT_MAX
         owner = self.labels(role, run_id, attempt_id)
-        container_id = self.make(plan, self.limits(task), owner, ["sleep", "infinity"])
-        sandbox = DockerSandbox(self.client, container_id, self.config, plan.workdir or "/")
+        container_id = self.make(plan, self.limits(task), owner, KEEP_ALIVE)
+        sandbox = DockerSandbox(self.client, container_id, self.config, plan.workdir)
         try:
             with engine_errors(f"start of a container of {plan.image}"):
                 if not is_small:
