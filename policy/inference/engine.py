@@ -54,8 +54,8 @@ class Engine:
         limit = min(config.max_context_tokens or model.config.max_position_embeddings, config.num_pages * PAGE_TOKENS)
         self.max_context_tokens = min(limit, model.config.max_position_embeddings)
         """Tokens one context may have, prompt and output."""
-        self.on_rows: Callable[[PagedStore, torch.Tensor], None] | None = None
-        """Called after each forward with the step's store and its final hidden rows [R, D]."""
+        self.on_rows: Callable[[list[Work], torch.Tensor], None] | None = None
+        """Called after each forward with the step's work and its final hidden rows [R, D], in that order, padding last."""
         self._sequences: dict[str, Sequence] = {}
         self._unreported: deque[Sequence] = deque(maxlen=_MAX_UNREPORTED)
         self._arrivals = itertools.count()
@@ -116,7 +116,9 @@ class Engine:
             raise ValueError(f"engine: request {request_id} has no ids; a context starts with at least one token")
         if min(ids) < 0 or max(ids) >= vocab_size:
             wrong = next(token for token in ids if not 0 <= token < vocab_size)
-            raise ValueError(f"engine: request {request_id} has token id {wrong}, the vocabulary ends at {vocab_size - 1}")
+            raise ValueError(
+                f"engine: request {request_id} has token id {wrong}, the vocabulary ends at {vocab_size - 1}"
+            )
         if len(ids) >= self.max_context_tokens:
             raise ValueError(
                 f"engine: request {request_id} has {len(ids)} ids, but a context holds {self.max_context_tokens} "
@@ -175,7 +177,7 @@ class Engine:
         store = PagedStore(self.pages, self.windows, feeds, pad=deterministic)
         output = self.model(store.rows, store, deterministic=deterministic)
         if self.on_rows is not None:
-            self.on_rows(store, output.hidden)
+            self.on_rows(work, output.hidden)
         sampling = [i for i, item in enumerate(work) if item.samples]
         drawn = None
         if sampling:

@@ -55,7 +55,9 @@ def _row_keys(seed: int, position: int) -> tuple[int, int]:
     return _signed(word & _MASK32), _signed(word >> 32)
 
 
-def gumbel_noise(seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device="cpu") -> torch.Tensor:  # noqa: ANN001
+def gumbel_noise(
+    seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device | str = "cpu"
+) -> torch.Tensor:
     """[N, V] fp32 standard Gumbel noise, a pure function of each row's (seed, position) and the token id."""
     keys = [_row_keys(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     key = torch.tensor(keys, dtype=torch.int32, device=device).view(-1, 2)
@@ -67,7 +69,7 @@ def gumbel_noise(seeds: Sequence[int], positions: Sequence[int], vocab_size: int
     return -torch.log(-torch.log1p(-uniform))
 
 
-def reserved_mask(vocab_size: int, reserved: Sequence[int], device="cpu") -> torch.Tensor | None:  # noqa: ANN001
+def reserved_mask(vocab_size: int, reserved: Sequence[int], device: torch.device | str = "cpu") -> torch.Tensor | None:
     """[V] bool of ids that are never sampled; None when there are none."""
     inside = sorted({token for token in reserved if 0 <= token < vocab_size})
     if not inside:
@@ -133,10 +135,8 @@ def sample(
     ids = perturbed.argmax(-1)
     column = ids.unsqueeze(1)
     lp_raw = lp_all.gather(1, column).squeeze(1)
-    if behaviour is logits:
-        lp_behaviour = lp_raw
-    else:
-        lp_behaviour = behaviour.log_softmax(-1).gather(1, column).squeeze(1)
+    # nothing scaled, reserved or cut: the behaviour is the raw distribution, to the bit
+    lp_behaviour = lp_raw if behaviour is logits else behaviour.log_softmax(-1).gather(1, column).squeeze(1)
     kept_ids = kept_offsets = None
     if kept is not None:
         counts = torch.zeros(num_rows, dtype=torch.int64, device=device)

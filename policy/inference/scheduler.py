@@ -94,8 +94,8 @@ class Scheduler:
         hit = self._hit(sequence)
         held = len(context.pages) if hit else 0
         needed = self.geometry.pages(len(sequence.ids)) - held
-        # each running request may need a page soon: without this reserve an admission would only preempt
-        reserve = len(self.running)
+        # some of the running requests need a page soon: with many of them, an admission without reserve only preempts
+        reserve = len(self.running) // 4
         idle = [c for c in self.contexts.values() if c.is_resident and not c.is_running and c is not context]
         own = 0 if hit else len(context.pages)
         if needed + reserve > self.pages.num_free + own + sum(len(c.pages) for c in idle):

@@ -1,13 +1,14 @@
-"""Decoding stored rows on the read path: the quantisers' inverse through byte tables, bit for bit the twins' values.
+"""Stored rows of values that are rounded already, and reading them back through byte tables, bit for bit.
 
-Shapes: N rows, C channels, G scale groups.
+The model rounds before it stores (its straight-through quantisers), so that storing must be exact: encoding a rounded
+value again may pick another scale, but has to decode to the same bits. Shapes: N rows, C channels, G scale groups.
 """
 
 from functools import cache
 
 import torch
 
-from burnish.kernels.quant.reference import FP8_GROUP, MXFP4_GROUP, NVFP4_GROUP, decode_nvfp4, e8m0_value
+from burnish.kernels.quant.reference import FP8_GROUP, MXFP4_GROUP, NVFP4_GROUP, decode_nvfp4, e8m0_value, encode_nvfp4
 
 _E4M3_ONE = 0x38
 
@@ -34,6 +35,21 @@ def _look_up(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """[...] uint8 -> [..., *table.shape[1:]]."""
     picked = table.index_select(0, codes.to(torch.int32).flatten())
     return picked.view(*codes.shape, *table.shape[1:])
+
+
+def write_nvfp4(values: torch.Tensor) -> torch.Tensor:
+    """NVFP4-rounded values [N, C] -> rows [N, C/2 + C/16] uint8 that decode to them.
+
+    One kind of group needs help: the subnormal scale 2 * 2^-9 with largest code 4. Its largest value, 2^-6, alone would
+    be given the scale 1 * 2^-9, where 6 is the end. Halved values have the right codes and the scale byte before.
+    """
+    channels = values.shape[-1]
+    padded = torch.nn.functional.pad(values, (0, -channels % NVFP4_GROUP)).unflatten(-1, (-1, NVFP4_GROUP))
+    is_odd = padded.abs().amax(-1) == 2.0**-6
+    factor = torch.where(is_odd, 0.5, 1.0).repeat_interleave(NVFP4_GROUP, -1)[:, :channels]
+    rows = encode_nvfp4(values * factor)
+    rows[:, channels // 2 :] += is_odd
+    return rows
 
 
 def read_nvfp4(rows: torch.Tensor, channels: int) -> torch.Tensor:

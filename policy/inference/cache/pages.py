@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import torch
 
-from burnish.kernels.quant.reference import encode_mxfp4, encode_nvfp4
-from burnish.policy.inference.cache.codec import read_mxfp4, read_nvfp4
+from burnish.kernels.quant.reference import encode_mxfp4
+from burnish.policy.inference.cache.codec import read_mxfp4, read_nvfp4, write_nvfp4
 from burnish.policy.inference.geometry import CacheGeometry
 
 
@@ -31,12 +31,8 @@ class PagePool:
         """Full layer -> [num_pages * entries_per_page, index_row_bytes] uint8."""
         for source in geometry.sources:
             num_rows = num_pages * source.entries_per_page
-            self.main[source.layer] = torch.zeros(
-                num_rows, geometry.main_row_bytes, dtype=torch.uint8, device=device
-            )
-            self.index[source.layer] = torch.zeros(
-                num_rows, geometry.index_row_bytes, dtype=torch.uint8, device=device
-            )
+            self.main[source.layer] = torch.zeros(num_rows, geometry.main_row_bytes, dtype=torch.uint8, device=device)
+            self.index[source.layer] = torch.zeros(num_rows, geometry.index_row_bytes, dtype=torch.uint8, device=device)
         self._references = [0] * num_pages
         self._free = deque(range(num_pages))
 
@@ -77,8 +73,8 @@ class PagePool:
                 self._free.append(page)
 
     def write(self, layer: int, rows: torch.Tensor, main: torch.Tensor, index_key: torch.Tensor) -> None:
-        """Encode and store entries: rows [N] int64 of the tables, main [N, C], index_key [N, D]."""
-        self.main[layer].index_copy_(0, rows, encode_nvfp4(main))
+        """Store entries in table rows [N] int64: main [N, C] NVFP4-rounded, index_key [N, D] MXFP4-rounded."""
+        self.main[layer].index_copy_(0, rows, write_nvfp4(main))
         self.index[layer].index_copy_(0, rows, encode_mxfp4(index_key))
 
     def read_main(self, layer: int, rows: torch.Tensor) -> torch.Tensor:

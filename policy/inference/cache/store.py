@@ -51,6 +51,8 @@ class _Entries:
     """[B * (r-1)] places of the contexts' saved halves."""
     length: int
     """Entries of the longest context, rounded up to whole blocks."""
+    has_blind: bool
+    """Some row sees no entry: what its slots point to may never have been written."""
 
 
 class PagedStore:
@@ -80,7 +82,8 @@ class PagedStore:
         position = (starts - (counts.cumsum(0) - counts))[context] + torch.arange(num_live)
         token_id = torch.tensor([token for feed in feeds for token in feed.ids])
         self._entries = {
-            ratio: self._plan_entries(ratio, context, position, starts, ends, table) for ratio in self.geometry.ratios
+            ratio: self._plan_entries(ratio, context, position, starts, ends, table, pad)
+            for ratio in self.geometry.ratios
         }
         self._plan_windows(context, position, starts, ends, extra=-num_live % TILE if pad else 0)
         self.rows = self._build_rows(token_id, position, context, extra=-num_live % TILE if pad else 0)
@@ -140,6 +143,7 @@ class PagedStore:
         starts: torch.Tensor,
         ends: torch.Tensor,
         table: torch.Tensor,
+        pad: bool,
     ) -> _Entries:
         entries_per_page = PAGE_TOKENS // ratio
         last = torch.nonzero((position + 1) % ratio == 0).squeeze(1)
@@ -161,6 +165,7 @@ class PagedStore:
             saved_places=slot_base[saved_owner] + position[saved_rows] % ratio,
             old_places=(slot_base.unsqueeze(1) + torch.arange(ratio - 1)).flatten(),
             length=length + -length % BLOCK,
+            has_blind=pad or int(starts.min()) + 1 < ratio,
         )
 
     def _move(self, table: torch.Tensor) -> None:
@@ -214,7 +219,9 @@ class PagedStore:
             entry = torch.arange(self._entries[plan.ratio].length, device=self._device)
             column = (entry // entries_per_page).clamp_max(self._num_pages - 1)
             page = self._table.view(num_contexts, -1).index_select(1, column)
-            keys = self._pages.read_index(plan.kv_source, (page * entries_per_page + entry % entries_per_page).flatten())
+            keys = self._pages.read_index(
+                plan.kv_source, (page * entries_per_page + entry % entries_per_page).flatten()
+            )
             self._keys[plan.kv_source] = keys.view(num_contexts, -1, keys.shape[-1])
         return self._keys[plan.kv_source]
 
@@ -227,5 +234,7 @@ class PagedStore:
             page = self._table[self._table_base + entry // entries_per_page]
             rows = (page * entries_per_page + entry % entries_per_page).flatten()
             keys = self._pages.read_main(plan.kv_source, rows)
+            if self._entries[plan.ratio].has_blind:
+                keys.masked_fill_((selected < 0).view(-1, 1), 0.0)
             self._selected, self._gathered = selected, (plan.kv_source, keys.view(*selected.shape, -1))
         return self._gathered[1]
