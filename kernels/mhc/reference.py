@@ -85,12 +85,47 @@ def coefficients_ref(
     return pre, post, comb
 
 
+class _Collapse(torch.autograd.Function):
+    """Weighted sum of the streams; the gradient avoids a batch of outer products."""
+
+    @staticmethod
+    def forward(ctx, streams, pre):
+        ctx.save_for_backward(streams, pre)
+        return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        streams, pre = ctx.saved_tensors
+        grad = grad.float()
+        dpre = torch.bmm(streams.float(), grad.unsqueeze(2)).squeeze(2)
+        return (pre.unsqueeze(2) * grad.unsqueeze(1)).to(streams.dtype), dpre
+
+
+class _Expand(torch.autograd.Function):
+    """Mixing and expansion as one product of [comb^T | post] with the stacked streams and sub-layer output."""
+
+    @staticmethod
+    def forward(ctx, y, streams, post, comb):
+        mix = torch.cat((comb.transpose(1, 2), post.unsqueeze(2)), 2)  # [R, S, S+1]
+        stacked = torch.cat((streams.float(), y.float().unsqueeze(1)), 1)  # [R, S+1, D]
+        ctx.save_for_backward(mix, stacked)
+        ctx.dtype = streams.dtype
+        return torch.bmm(mix, stacked).to(streams.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        mix, stacked = ctx.saved_tensors
+        grad = grad.float()
+        dstacked = torch.bmm(mix.transpose(1, 2), grad).to(ctx.dtype)
+        dmix = torch.bmm(grad, stacked.transpose(1, 2))
+        return dstacked[:, -1], dstacked[:, :-1], dmix[:, :, -1], dmix[:, :, :-1].transpose(1, 2)
+
+
 def collapse_ref(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
-    """Weighted sum of the streams: [R, S, D], [R, S] -> [R, D] in streams.dtype."""
-    return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
+    """Weighted sum of the streams: [R, S, D], [R, S] fp32 -> [R, D] in streams.dtype."""
+    return _Collapse.apply(streams, pre)
 
 
 def expand_ref(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
     """X'_k = post_k * y + sum_j comb[j, k] * X_j: [R, D], [R, S, D] -> [R, S, D] in streams.dtype."""
-    mixed = torch.bmm(comb.transpose(1, 2).contiguous(), streams.float())
-    return torch.addcmul(mixed, post.unsqueeze(-1), y.float().unsqueeze(1)).to(streams.dtype)
+    return _Expand.apply(y, streams, post, comb)
