@@ -14,7 +14,8 @@ def packages_on_disk() -> set[str]:
     return {
         "burnish." + ".".join(p.relative_to(ROOT).parts)
         for p in folders
-        if p.name != "__pycache__" and (p == DATA or any(p.glob("*.py")) or any(p.glob("*.yaml")))
+        if p.name != "__pycache__"
+        and ((p == DATA and any(p.iterdir())) or any(p.glob("*.py")) or any(p.glob("*.yaml")))
     }
 
 
