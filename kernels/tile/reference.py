@@ -5,10 +5,32 @@ zeros), each an identical batched product, so that an engine's mixed batch and a
 Shapes: R rows, T = ceil(R/16) tiles, D in, O out, E experts.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 
 TILE = 16
+
+
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Run CPU operations on one thread if `wanted`.
+
+    An element-wise operation cuts its elements into one range a thread; a range that ends inside a vector computes its
+    last elements with scalar code, whose exponentials and products round otherwise. The cuts depend on the number of
+    rows, so with three or more threads (measured) a row's bits would depend on its batch.
+    """
+    before = torch.get_num_threads()
+    if not wanted or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def pad_rows(x: torch.Tensor) -> torch.Tensor:

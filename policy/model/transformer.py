@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from burnish.kernels.mhc.reference import collapse_ref
-from burnish.kernels.tile.reference import TILE, linear
+from burnish.kernels.tile.reference import TILE, linear, one_thread
 from burnish.policy.config import ConfigError, ModelConfig
 from burnish.policy.model.block import Block, Carry
 from burnish.policy.model.layers import RMSNorm
@@ -111,6 +111,17 @@ class Transformer(nn.Module):
                 f"deterministic forward: rows must be padded to multiples of {TILE}, got {len(rows)} and "
                 f"{rows.decoder.index.shape[0]} (decoder half); build them with pad=True"
             )
+        with one_thread(deterministic):
+            return self._run(rows, store, deterministic, forced_experts, capture)
+
+    def _run(
+        self,
+        rows: Rows,
+        store: KVStore,
+        deterministic: bool,
+        forced_experts: Sequence[torch.Tensor] | None,
+        capture: bool,
+    ) -> Output:
         embedded = self.embed.weight[rows.token_id]
         streams = embedded.unsqueeze(1).expand(-1, self.config.hc_mult, -1).contiguous()
         pre = torch.zeros(len(rows), self.config.hc_mult, dtype=torch.float32, device=embedded.device)
@@ -131,4 +142,5 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: torch.Tensor, *, deterministic: bool = False) -> torch.Tensor:
         """fp32 logits [Q, V] of final hidden rows [Q, D]."""
-        return linear(hidden.float(), self.head.weight, deterministic)
+        with one_thread(deterministic):
+            return linear(hidden.float(), self.head.weight, deterministic)
