@@ -7,14 +7,16 @@ from typing import Any
 from burnish.envs.synthesis.gates import GateReport
 from burnish.envs.synthesis.propose import Cell
 
+# in the order they are run
+GATES = ("oracle", "nop")
+
 
 def _gate(name: str, reports: Sequence[GateReport]) -> dict[str, Any]:
     """A gate that was reached either passed or is named in the reason."""
-    order = ("nop", "oracle")
     reached = [
         report
         for report in reports
-        if report.accepted or order.index(report.reason.partition(":")[0]) >= order.index(name)
+        if report.accepted or GATES.index(report.reason.partition(":")[0]) >= GATES.index(name)
     ]
     failed = sum(report.reason.startswith(f"{name}:") for report in reached)
     passed = len(reached) - failed
@@ -54,7 +56,7 @@ def datasheet(
         "counts": {name: dict(sorted(counter.items())) for name, counter in counts.items()},
         "proposed": len(reports) + num_duplicates if reports else sum(counts["split"].values()) + num_duplicates,
         "duplicates": num_duplicates,
-        "gates": {name: _gate(name, reports) for name in ("nop", "oracle")},
+        "gates": {name: _gate(name, reports) for name in GATES},
         "rejected": {report.task_id: report.reason for report in reports if not report.accepted},
         "demonstrations": num_demonstrations,
         "oracle_turns": sum(len(report.turns) for report in reports if report.accepted),

@@ -1,7 +1,8 @@
 """The gates a candidate passes before it is a task: the oracle earns the full reward, doing nothing earns none.
 
-Each gate has sandboxes of its own. A gate's verdict is a reason to reject, or none; a failure of the infrastructure is
-neither, it is raised. The oracle gate records what the shell really answered: that is what a policy is taught with.
+A candidate acts in a fresh sandbox, and each verdict comes from another fresh one. A gate's answer is a reason to
+reject, or none; a failure of the infrastructure is neither, it is raised. The oracle gate records what the shell
+really answered: that is what a policy is taught with.
 """
 
 import logging
@@ -73,7 +74,7 @@ class Gates:
         self._run_id = run_id
 
     def check(self, task: Task, oracle: tuple[OracleTurn, ...]) -> GateReport:
-        """Both gates, the cheaper one first.
+        """Both gates, the oracle's first.
 
         Args:
             task: the written candidate.
@@ -87,8 +88,7 @@ class Gates:
             found: dict[str, Any] = {}
             reason = ""
             try:
-                self._nop(task, found, f"{task.id}-nop-{attempt}")
-                self._oracle(task, oracle, found, f"{task.id}-oracle-{attempt}")
+                self._pass(task, oracle, found, f"{task.id}-{attempt}")
             except Rejected as rejection:
                 reason = str(rejection)
             except SandboxError as error:
@@ -100,33 +100,28 @@ class Gates:
             return GateReport(task_id=task.id, content_hash=task.content_hash, reason=reason, seconds=seconds, **found)
         raise AssertionError("unreachable")
 
-    def _nop(self, task: Task, found: dict[str, Any], attempt_id: str) -> None:
+    def _pass(self, task: Task, oracle: tuple[OracleTurn, ...], found: dict[str, Any], attempt_id: str) -> None:
         sandbox = self._sandboxes.create(task, role="agent", run_id=self._run_id, attempt_id=attempt_id)
         try:
-            artifacts = sandbox.get_artifacts(task.config.artifacts)
-        finally:
-            sandbox.close()
-        graded = self._grade(task, artifacts, "nop", attempt_id)
-        found["nop_reward"] = graded.reward
-        if graded.reward != 0:
-            raise Rejected(f"nop: doing nothing earns a reward of {graded.reward:g}")
-
-    def _oracle(self, task: Task, oracle: tuple[OracleTurn, ...], found: dict[str, Any], attempt_id: str) -> None:
-        sandbox = self._sandboxes.create(task, role="agent", run_id=self._run_id, attempt_id=attempt_id)
-        try:
+            # an agent that does nothing leaves what a fresh sandbox holds; reading it runs nothing inside
+            untouched = sandbox.get_artifacts(task.config.artifacts)
             found["turns"] = play(oracle, sandbox)
-            artifacts = sandbox.get_artifacts(task.config.artifacts)
+            solved = sandbox.get_artifacts(task.config.artifacts)
         finally:
             sandbox.close()
-        graded = self._grade(task, artifacts, "oracle", attempt_id)
+        graded = self._grade(task, solved, "oracle", attempt_id)
         found["oracle_reward"] = graded.reward
         found["tests_run"] = graded.tests_run
         if graded.reward != 1:
             raise Rejected(f"oracle: its solution earns a reward of {graded.reward:g}, not 1")
+        graded = self._grade(task, untouched, "nop", attempt_id)
+        found["nop_reward"] = graded.reward
+        if graded.reward != 0:
+            raise Rejected(f"nop: doing nothing earns a reward of {graded.reward:g}")
 
     def _grade(self, task: Task, artifacts: Artifacts, gate: str, attempt_id: str) -> Graded:
         try:
-            graded = self._grader.verify(task, artifacts, run_id=self._run_id, attempt_id=attempt_id)
+            graded = self._grader.verify(task, artifacts, run_id=self._run_id, attempt_id=f"{attempt_id}-{gate}")
         except SandboxError:
             raise
         except RuntimeError as error:

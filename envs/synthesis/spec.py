@@ -36,13 +36,13 @@ class TaskSpec:
     """What a solver has to produce: lines and names that no initial file holds."""
 
     @property
-    def artifacts(self) -> tuple[str, ...]:
-        """Every path the hidden tests look at: these, and nothing else, leave the agent's sandbox."""
+    def paths(self) -> tuple[str, ...]:
+        """Every path the hidden tests look at."""
         return tuple(sorted({*self.files, *self.expected, *self.absent}))
 
     @property
     def compounds(self) -> frozenset[str]:
         """Every compound name in the task's text: all of them belong to its split."""
-        text = [self.instruction, *(turn.command for turn in self.turns), *self.artifacts]
+        text = [self.instruction, *(turn.command for turn in self.turns), *self.paths]
         contents = [content.decode() for content in (*self.files.values(), *self.expected.values())]
         return frozenset(COMPOUND.findall("\n".join(text + contents)))

@@ -1,7 +1,7 @@
 """A TaskSpec as a task folder in the Harbor format: schema 1.4, separate verifier, declared artifacts, no network.
 
-The verifier's environment is the bare base image, not a copy of the agent's: what the agent deleted stays deleted, and
-the only files under the working directory there are the artifacts.
+The artifact is the working directory: one call to the engine, where a list of files costs one each. The verifier's
+environment is the bare base image, not a copy of the agent's, so what the agent deleted stays deleted.
 """
 
 import json
@@ -22,7 +22,7 @@ MEMORY_MB = 256
 # every value put in here is made of letters, digits, hyphens, dots and slashes: nothing to escape
 _TASK_TOML = """\
 schema_version = "1.4"
-artifacts = [{artifacts}]
+artifacts = ["{workdir}"]
 
 [task]
 name = "burnish/{task_id}"
@@ -64,7 +64,6 @@ def task_id(spec: TaskSpec, index: int) -> str:
 
 def _task_toml(spec: TaskSpec, name: str) -> str:
     return _TASK_TOML.format(
-        artifacts=", ".join(f'"{WORKDIR}/{path}"' for path in spec.artifacts),
         task_id=name,
         family=spec.family,
         difficulty=spec.difficulty,

@@ -108,7 +108,7 @@ def test_the_initial_state_is_not_the_final_one(family, difficulty):
     for spec in specs(family, difficulty):
         assert spec.files != spec.expected
         assert not set(spec.expected) & set(spec.absent)
-        assert set(spec.files) <= set(spec.artifacts), "an untouched file is not checked"
+        assert set(spec.files) <= set(spec.paths), "an untouched file is not checked"
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -8,14 +8,15 @@ import pytest
 from burnish.envs.config import SandboxConfig, SandboxKind
 from burnish.envs.sandbox.base import SandboxError, open_sandboxes
 from burnish.envs.synthesis.gates import GateReport, Gates
-from burnish.envs.synthesis.generate import DIFFICULTIES, FAMILIES, generate
+from burnish.envs.synthesis.generate import FAMILIES, generate
 from burnish.envs.synthesis.spec import OracleTurn
 from burnish.envs.synthesis.transcript import RecordedTurn, messages
 from burnish.envs.synthesis.write import task_id, write_task
 from burnish.envs.task import load_task
 from burnish.verifiers.hidden_tests import HiddenTests
 
-CASES = [(family, difficulty) for family in FAMILIES for difficulty in DIFFICULTIES]
+# difficulty 3 holds the plain form of its family
+CASES = [(family, difficulty) for family in FAMILIES for difficulty in (2, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +80,9 @@ def test_leaving_out_any_step_that_acts_fails(grade, family):
         assert grade(spec, mutant) == (1.0 if is_a_look else 0.0), (turn.command, spec.instruction)
 
 
-@pytest.mark.parametrize(("family", "difficulty"), CASES)
-def test_touching_every_name_in_sight_fails(grade, family, difficulty):
-    spec = spec_of(family, difficulty)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_touching_every_name_in_sight_fails(grade, family):
+    spec = spec_of(family, 2)
     names = sorted(spec.compounds)
     assert grade(spec, [f"touch {name} {name}.txt" for name in names]) == 0.0
     # every compound as a line of every file
@@ -153,10 +154,12 @@ def test_an_oracle_that_prints_something_else_is_rejected(check):
     assert "printed" in check(replace(spec, turns=(replace(look, output="0\n"), act))).reason
 
 
-def test_a_task_that_nothing_solves_is_rejected(check):
+def test_a_task_that_doing_nothing_solves_is_rejected(check):
     spec = spec_of("copy-file", 1)
+    # the hidden tests look only at what was there before
     report = check(replace(spec, expected=spec.files))
     assert report.reason == "nop: doing nothing earns a reward of 1"
+    assert report.oracle_reward == 1
     assert not report.accepted
 
 
@@ -165,7 +168,7 @@ def test_tests_without_a_verdict_are_rejected(sandboxes, tmp_path):
     folder = write_task(spec, task_id(spec, 0), tmp_path)
     (folder / "tests" / "check.py").write_text("raise SystemExit('broken')\n")
     report = Gates(sandboxes, HiddenTests(sandboxes), "test").check(load_task(folder), spec.turns)
-    assert report.reason.startswith("nop: the tests gave no verdict")
+    assert report.reason.startswith("oracle: the tests gave no verdict")
 
 
 class FlakyGrader:

@@ -1,0 +1,3 @@
+#!/bin/bash
+cat quick-yard.txt
+sort -u whole-food.txt > heavy-field.txt

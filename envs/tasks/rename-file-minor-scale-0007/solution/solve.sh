@@ -1,0 +1,4 @@
+#!/bin/bash
+mv perfect-beam.txt minor-scale.txt
+mkdir -p fair-eye
+cp minor-scale.txt fair-eye

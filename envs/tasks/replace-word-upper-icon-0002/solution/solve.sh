@@ -1,0 +1,2 @@
+#!/bin/bash
+sed -i 's/ happy-chair/ red-flight/' upper-icon.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+echo strong-room > hard-house.txt
