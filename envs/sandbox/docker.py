@@ -21,6 +21,7 @@ from burnish.envs.sandbox.base import Artifacts, OneShot, SandboxUnavailable
 from burnish.envs.sandbox.container import DockerSandbox, engine_errors, read_artifacts, remove
 from burnish.envs.sandbox.images import ImagePlan, ensure_image, plan_agent, plan_verifier, setup_script
 from burnish.envs.sandbox.lease import labels
+from burnish.envs.sandbox.seccomp import security_option
 from burnish.envs.sandbox.shell import quote
 from burnish.envs.task import Task
 
@@ -76,6 +77,7 @@ class DockerSandboxes:
             raise SandboxUnavailable(
                 f"sandbox=docker needs the image {config.image}, and the engine does not have it; run `make setup`."
             ) from None
+        self.security = security_option(self.client.version().get("Arch", ""))
         self.known_images: set[str] = {config.image}
         self.open: weakref.WeakValueDictionary[str, DockerSandbox] = weakref.WeakValueDictionary()
 
@@ -200,7 +202,7 @@ class DockerSandboxes:
                 pids_limit=self.config.max_processes,
                 cap_drop=["ALL"],
                 cap_add=CAPABILITIES,
-                security_opt=["no-new-privileges"],
+                security_opt=["no-new-privileges", *self.security],
                 ulimits=[docker.types.Ulimit(name="fsize", soft=max_file, hard=max_file)],
                 # nothing reads it, and a flood would fill the disk
                 log_config={"Type": "none"},

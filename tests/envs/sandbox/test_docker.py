@@ -62,6 +62,35 @@ def test_a_container_is_labelled_sealed_and_limited(factory, sandbox):
     assert status[1::2] == ["00000000000000fb", "1", "2"]
 
 
+# raw calls by number on x86-64 and arm64: keyctl, io_uring_setup, bpf, unshare(CLONE_NEWUSER), clone3
+CALLS = """
+import ctypes, os, platform, subprocess, threading
+numbers = {'x86_64': (250, 425, 321, 272, 435), 'aarch64': (219, 425, 280, 97, 435)}[platform.machine()]
+libc = ctypes.CDLL(None, use_errno=True)
+errors = []
+for number, argument in zip(numbers, (0, 1, 0, 0x10000000, 0)):
+    libc.syscall(number, argument, 0, 0, 0, 0)
+    errors.append(os.strerror(ctypes.get_errno()))
+print(*errors, sep='; ')
+threads = [threading.Thread(target=subprocess.run, args=(['true'],)) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print('threads and programs run')
+"""
+
+
+@pytest.mark.docker
+def test_system_calls_that_reach_for_the_kernel_are_refused_and_ordinary_programs_run(sandbox):
+    done = sandbox.run(
+        f'python3 -c "{CALLS}"; mount -t tmpfs none /mnt; git init -q . && git status --short | head -1', 20
+    )
+    refused, ordinary, *rest = done.output.splitlines()
+    assert refused == "; ".join(["Operation not permitted"] * 4 + ["Function not implemented"])
+    assert ordinary == "threads and programs run"
+    assert "permission denied" in rest[0]
+    assert rest[-1] == "?? note.txt"
+
+
 @pytest.mark.docker
 def test_there_is_a_loopback_and_nothing_else(sandbox):
     program = (
