@@ -257,8 +257,11 @@ class ModelConfig:
 
     @property
     def decoder_start(self) -> int:
-        """First layer of the decoder half: the last layer that writes global entries (20 in Flash)."""
-        return self.kv_source_layer_ids[-1]
+        """First layer of the decoder half: the last layer that writes global entries (20 in Flash).
+
+        Without such a layer every layer may run on fewer rows.
+        """
+        return self.kv_source_layer_ids[-1] if self.kv_source_layer_ids else 0
 
     @property
     def main_row_bytes(self) -> int:

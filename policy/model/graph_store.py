@@ -21,7 +21,7 @@ class GraphStore:
         rows: the layout; every chain must be whole from its floor on.
 
     Raises:
-        ValueError: a chain or a pair has a hole, or two rows of a chain share a position.
+        ValueError: a chain, a pair or a context's entries have a hole, or two rows of a chain share a position.
     """
 
     def __init__(self, config: ModelConfig, rows: Rows) -> None:
@@ -90,6 +90,7 @@ class GraphStore:
         slot = rows.context[last] * length + entry
         if slot.numel() != slot.unique().numel():
             raise ValueError("rows: one entry is written by two rows; only one row of a position may write global KV")
+        self._check_entries(ratio, rows.context[last], entry)
         members = [last]
         if ratio > 1:
             keys, order = self._lookup("encoder", rows.encoder)
@@ -99,6 +100,22 @@ class GraphStore:
                 for back in range(ratio - 1, 0, -1)
             ] + [last]
         return {"members": torch.stack(members, 1), "slot": slot, "length": length, "position": entry * ratio}
+
+    def _check_entries(self, ratio: int, context: torch.Tensor, entry: torch.Tensor) -> None:
+        """Every entry that some row may select is written by a row of this forward (`entry` of `context`, unique)."""
+        rows = self.rows
+        visible = torch.where(rows.live, (rows.position + 1) // ratio, 0)
+        most = visible.new_zeros(self._num_contexts).scatter_reduce(0, rows.context, visible, "amax")
+        written = torch.bincount(context, minlength=self._num_contexts)
+        holes = torch.nonzero(written < most)  # the row that writes an entry sees it: never more than `most`
+        if len(holes):
+            wanted = int(holes[0])
+            there = set(entry[context == wanted].tolist())
+            missing = next(j for j in range(int(most[wanted])) if j not in there)
+            raise ValueError(
+                f"rows: context {wanted} has no row that writes the entry closed at position {missing * ratio + ratio - 1} "
+                f"(ratio {ratio}), which later rows may select"
+            )
 
     def window(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See KVStore."""

@@ -49,8 +49,10 @@ class Rows:
 
     @property
     def decoder_is_all(self) -> bool:
-        """The decoder half runs on every row (no narrowing)."""
-        return self.decoder.index.shape[0] == len(self)
+        """The decoder half runs on every row, in order (no narrowing)."""
+        index = self.decoder.index
+        # a narrowed half may be padded to the same length, so the length alone says nothing
+        return len(index) == len(self) and torch.equal(index, torch.arange(len(self), device=index.device))
 
     def to(self, device: torch.device | str) -> "Rows":
         """The same rows on `device`."""
@@ -93,10 +95,10 @@ def build_rows(
         encoder_chain, decoder_chain: default the context (one chain a context).
         encoder_floor, decoder_floor: default 0.
         decoder_rows: row numbers the decoder half runs on, default all.
-        pad: what the deterministic mode needs.
+        pad: what the deterministic mode needs; padding rows of the decoder half are padding rows of the encoder half.
 
     Raises:
-        ValueError: lists of different lengths.
+        ValueError: lists of different lengths, a decoder row that does not exist or is named twice.
     """
     num_rows = len(token_id)
     columns = {"position": position, "context": context, "writes_global": writes_global}
@@ -106,10 +108,20 @@ def build_rows(
             raise ValueError(f"rows: {name} has {len(values)} values, token_id has {num_rows}")
     if decoder_rows is None:
         decoder_rows = range(num_rows)
-        decoder_chain = context if decoder_chain is None else decoder_chain
-    elif decoder_chain is None:
+    elif wrong := [row for row in decoder_rows if not 0 <= row < num_rows]:
+        raise ValueError(f"rows: decoder_rows names row {wrong[0]}, there are {num_rows}")
+    elif len(set(decoder_rows)) != len(decoder_rows):
+        raise ValueError(f"rows: decoder_rows names a row twice: {list(decoder_rows)}")
+    num_decoder = len(decoder_rows)
+    for name, values in {"decoder_chain": decoder_chain, "decoder_floor": decoder_floor}.items():
+        if values is not None and len(values) != num_decoder:
+            raise ValueError(f"rows: {name} has {len(values)} values, the decoder half has {num_decoder} rows")
+    if decoder_chain is None:
         decoder_chain = [context[row] for row in decoder_rows]
     extra = -num_rows % TILE if pad else 0
+    extra_decoder = -num_decoder % TILE if pad else 0
+    if extra_decoder and not extra:
+        extra = TILE  # a decoder padding row needs a dead encoder row to come from
 
     def column(values: Sequence, fill: int | bool, extra: int) -> torch.Tensor:
         return torch.tensor([*values, *([fill] * extra)], dtype=torch.bool if isinstance(fill, bool) else torch.int64)
@@ -119,17 +131,12 @@ def build_rows(
         chain=column(context if encoder_chain is None else encoder_chain, -1, extra),
         floor=column([0] * num_rows if encoder_floor is None else encoder_floor, 0, extra),
     )
-    num_decoder = len(decoder_rows)
-    extra_decoder = -num_decoder % TILE if pad else 0
-    if extra_decoder and not extra:
-        raise ValueError("rows: a narrowed decoder half needs padding rows in the encoder half too; give pad=False")
+    is_all = list(decoder_rows) == list(range(num_rows))
     decoder = HalfRows(
-        index=column(decoder_rows, num_rows, extra_decoder),
+        index=encoder.index if is_all else column(decoder_rows, num_rows, extra_decoder),
         chain=column(decoder_chain, -1, extra_decoder),
         floor=column([0] * num_decoder if decoder_floor is None else decoder_floor, 0, extra_decoder),
     )
-    if num_decoder == num_rows:
-        decoder.index = torch.arange(num_rows + extra)
     return Rows(
         token_id=column(token_id, 0, extra),
         position=column(position, 0, extra),
