@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from burnish.kernels.quant import reference as quant
 from burnish.policy.checkpoint.released import load_policy, released_tensors
@@ -132,9 +132,11 @@ def run_text(case: Case) -> Iterator[Line]:
     def shaped(value: torch.Tensor) -> torch.Tensor:
         return value[:count].detach()
 
-    if "logits" in expected:
-        yield case.close("logits", shaped(logits), expected["logits"][live])
+    yield case.close("logits", shaped(logits), expected["logits"][live])
     if "streams" in expected:
+        depth = model.config.num_hidden_layers
+        if len(expected["streams"]) != depth:
+            raise ValueError(f"streams has {len(expected['streams'])} layers, the model has {depth}")
         for layer, want in enumerate(expected["streams"]):
             yield case.close(f"streams.{layer}", shaped(out.captures[f"streams.{layer}"]), want[live])
     for name, want in sorted(expected.items()):
@@ -188,9 +190,15 @@ def _gradients(case: Case, model: Transformer, rows: Rows, logits: torch.Tensor,
             got[name] = None if grad is None else grad[int(expert)]
         elif isinstance(part, torch.nn.Parameter):
             got[name] = stacked[name]
+    for name, grad in got.items():
+        if grad is not None and f"grad.{name}" not in case.expected:
+            raise KeyError(f"grad.{name}")
+    known = dict(released_tensors(model))
     for name, want in sorted(case.expected.items()):
         if name.startswith("grad."):
             grad = got.get(name.removeprefix("grad."))
+            if name.removeprefix("grad.") not in known:
+                raise ValueError(f"{name} names no tensor of this model")
             yield case.close(name, torch.zeros_like(want) if grad is None else grad, want)
 
 
@@ -232,7 +240,7 @@ def run(directory: Path, patterns: str, write: Callable[[str], object]) -> int:
             if runner is None:
                 raise ValueError(f"no code path for cases of kind {name.partition('_')[0]!r}")
             lines = list(runner(load_case(directory / name)))
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, LookupError, OSError, SafetensorError) as error:
             what = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
             write(f"{name:<14} cannot be run: {what}")
             status = 2
