@@ -54,6 +54,8 @@ class TrainerSettings:
     algo: AlgoConfig
     temperature: float
     """Of sampling: the policy's log-probabilities are taken at it."""
+    reserved_ids: tuple[int, ...]
+    """Ids that the engine never samples, beside the model's placeholders."""
     max_rollout_tokens: int
     """Sampled tokens one rollout can have, for reduction=constant."""
     tokens_per_micro_batch: int
@@ -202,17 +204,17 @@ async def ask(name: str, call: Any, deadline_s: float) -> Any:
         ActorLost: it died, or did not answer in time.
         RolloutError, ValueError, OSError: what the actor itself raised; anything else comes as ActorLost with its words.
     """
-    import ray
+    from ray.exceptions import RayError, RayTaskError
 
     try:
         return await asyncio.wait_for(call, deadline_s)
     except TimeoutError as error:
         raise ActorLost(f"{name} did not answer within {deadline_s:.0f} s") from error
-    except ray.exceptions.RayTaskError as error:
+    except RayTaskError as error:
         if isinstance(error.cause, RolloutError | ValueError | OSError):
             raise error.cause from error
         raise ActorLost(f"{name} failed: {type(error.cause).__name__}: {error.cause}") from error
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         # the first line says it; the rest is Ray's advice
         raise ActorLost(f"{name} is gone: {type(error).__name__}: {str(error).splitlines()[0]}") from error
 

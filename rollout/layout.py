@@ -48,21 +48,25 @@ class _Context:
     row_versions_T: np.ndarray
     """Version under which a token's row was first run and its route recorded."""
     routes_TLK: np.ndarray | None
+    kept: list[list[int]] | None
+    """Kept set of each token; None where nothing was truncated."""
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], *, is_raw: bool) -> "_Context":
+    def of(cls, blocks: Sequence[Block]) -> "_Context":
         assert blocks[0].start == 0, "a child context that shares its parent's tokens is laid out with its parent"
         versions_T = np.concatenate([block.version_T for block in blocks])
         # a row runs right before the next token is sampled; input rows run in the prefill before the turn's first one
         next_T = np.append(versions_T[1:], -1)
         following_T = np.concatenate([np.full(len(b), _first_version(b), np.int32) for b in blocks])
-        routes = [block.routes_TLK for block in blocks]
+        routes = [block.routes_TLK for block in blocks if block.routes_TLK is not None]
+        is_truncated = any(len(block.kept_ids_M) for block in blocks)
         return cls(
             ids_T=np.concatenate([block.ids_T for block in blocks]),
             versions_T=versions_T,
-            lp_T=np.concatenate([block.lp_raw_T if is_raw else block.lp_behaviour_T for block in blocks]),
+            lp_T=np.concatenate([block.lp_behaviour_T for block in blocks]),
             row_versions_T=np.where(next_T >= 0, next_T, following_T),
-            routes_TLK=None if any(part is None for part in routes) else np.concatenate(routes),
+            routes_TLK=np.concatenate(routes) if len(routes) == len(blocks) else None,
+            kept=[block.kept(t).tolist() for block in blocks for t in range(len(block))] if is_truncated else None,
         )
 
     def epochs(self, oldest_version: int, *, is_split: bool) -> Iterator[tuple[int, np.ndarray, np.ndarray | None]]:
@@ -79,12 +83,10 @@ class _Context:
             yield _end(mask_T), mask_T, routes
 
 
-def lay_out(items: Sequence[TrainItem], blocks: Path, *, is_raw: bool, is_replayed: bool) -> StepSamples:
+def lay_out(items: Sequence[TrainItem], blocks: Path, *, is_replayed: bool) -> StepSamples:
     """Reads every item's blocks, whose digests are checked, and makes its samples.
 
     Args:
-        is_raw: compare with the engine's full-softmax log-probabilities at temperature 1, else with those of the
-            tempered distribution.
         is_replayed: force the experts that the engine recorded.
 
     Raises:
@@ -99,7 +101,7 @@ def lay_out(items: Sequence[TrainItem], blocks: Path, *, is_raw: bool, is_replay
         for ref in item.blocks:
             contexts.setdefault(ref.context_id, []).append(read_block(blocks, ref))
         for parts in contexts.values():
-            context = _Context.of(parts, is_raw=is_raw)
+            context = _Context.of(parts)
             for length, mask_T, routes_TLK in context.epochs(item.oldest_version, is_split=is_replayed):
                 counts[rollout] += int(mask_T.sum())
                 samples.append(
@@ -113,6 +115,7 @@ def lay_out(items: Sequence[TrainItem], blocks: Path, *, is_raw: bool, is_replay
                             "place": list(range(place, place + length)),
                         },
                         rollout=rollout,
+                        kept=None if context.kept is None else context.kept[:length],
                     )
                 )
                 place += length
