@@ -40,6 +40,10 @@ class Capture:
     def truncated(self) -> bool:
         return self.total_bytes > self.cap
 
+    def raw(self) -> bytes | None:
+        """Every byte that came; None when the cap was too small for them."""
+        return None if self.truncated else bytes(self.head + self.tail)
+
     def text(self) -> str:
         """What a terminal would show, without colours, titles and other control; CR starts a new line."""
         if not self.truncated:

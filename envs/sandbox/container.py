@@ -21,6 +21,9 @@ from burnish.envs.sandbox.shell import ARGV, Shell, quote, result
 log = logging.getLogger(__name__)
 
 SETUP_TIMEOUT_S = 60.0
+ARTIFACT_TIMEOUT_S = 10.0
+ARTIFACT_SHELL_MAX = 4 << 20
+"""Bytes of an archive that may come through the shell; the engine's call reads larger ones as a stream."""
 
 # kills every process that is neither in the list of older ones nor below one of them. First all are stopped, until no new one
 # appears, so that no parent goes on with its next command when its child dies. Builtins only: it must run where no
@@ -143,6 +146,8 @@ class DockerSandbox:
         self.directory = workdir
         self.shell: Shell | None = None
         self.lock = threading.Lock()
+        self.quiet: frozenset[int] = frozenset()
+        """Processes of a container in which nothing of the agent's runs, its shell aside."""
         self.is_closed = False
         self.has_crashed = False
 
@@ -158,6 +163,8 @@ class DockerSandbox:
             self.raise_if_stopped()
             self.has_crashed = True
             raise SandboxCrashed(f"no bash starts in container {self.id[:12]}: {reply.capture.text().strip()}")
+        if setup:
+            self.quiet = reply.frame.processes - {reply.frame.shell_pid}
         return shell
 
     def run(self, command: str, timeout_s: float) -> ExecResult:
@@ -245,7 +252,46 @@ class DockerSandbox:
             self.client.put_archive(self.id, "/", pack(placed))
 
     def get_artifacts(self, paths: Sequence[str]) -> Artifacts:
-        return read_artifacts(self.client, self.id, paths, self.config)
+        found = None
+        # a command may still run in another thread
+        if self.lock.acquire(blocking=False):
+            try:
+                found = self.shell_artifacts(paths)
+            finally:
+                self.lock.release()
+        return found or read_artifacts(self.client, self.id, paths, self.config)
+
+    def shell_artifacts(self, paths: Sequence[str]) -> Artifacts | None:
+        """The same from a tar that the shell writes, for a tenth of what the engine's archive call costs.
+
+        The container may lie about its files, but it can send nothing that it could not have written to them. None, and then
+        the engine reads, when there is no shell, when background work could write into the stream, and for anything odd.
+        """
+        frame = self.shell.frame if self.shell is not None else None
+        if (
+            self.shell is None
+            or frame is None
+            or not frame.processes <= self.quiet | {frame.shell_pid}
+            or self.shell.early
+        ):
+            return None
+        collector = Collector(max_bytes=self.config.artifact_cap_mb << 20, max_files=self.config.artifact_max_files)
+        for path in paths:
+            parent, _, name = path.rstrip("/").rpartition("/")
+            command = (
+                f"builtin command -p tar -C {quote(parent or '/')} --sort=name -cf - -- {quote(name)} 2>/dev/null >&201"
+            )
+            reply = self.shell.run(command, ARTIFACT_TIMEOUT_S, ARTIFACT_SHELL_MAX)
+            data = reply.capture.raw()
+            if reply.frame is None or reply.frame.is_gone:
+                self.shell.channel.close()
+                self.shell = None
+                return None
+            # whole blocks, closed by two empty ones
+            if reply.frame.status != 0 or not data or len(data) % 512 or data[-1024:].strip(b"\0"):
+                return None
+            collector.add_archive([data], path)
+        return collector.result()
 
     def alive(self) -> bool:
         """Raises:

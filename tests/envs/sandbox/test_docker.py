@@ -9,6 +9,7 @@ import pytest
 
 from burnish.envs.config import SandboxConfig, SandboxKind
 from burnish.envs.sandbox.base import SandboxCrashed, SandboxError, SandboxUnavailable, open_sandboxes
+from burnish.envs.sandbox.container import read_artifacts
 from burnish.envs.sandbox.docker import DockerSandboxes
 from burnish.envs.sandbox.local import LocalSandboxes
 from burnish.envs.task import load_task
@@ -163,6 +164,32 @@ def test_a_container_that_the_agent_ended_is_a_crash_and_its_files_are_still_rea
     found = sandbox.get_artifacts(["/app/out.txt"]).file("/app/out.txt")
     assert found is not None
     assert found.content == b"hello\n"
+
+
+@pytest.mark.docker
+def test_artifacts_through_the_shell_are_those_the_engine_reads(factory, sandbox):
+    sandbox.run(
+        "ln -s /etc/passwd link; mkfifo pipe; mkdir -p sub/empty; echo x > 'a b'; chmod 6755 'a b'; ln 'a b' z", 10
+    )
+    quick = sandbox.shell_artifacts(["/app"])
+    engine = read_artifacts(factory.client, sandbox.id, ["/app"], factory.config)
+    assert quick is not None
+    assert quick.content_hash == engine.content_hash
+    assert dict(quick.rejected) == dict(engine.rejected) == {
+        "/app/link": "symbolic link",
+        "/app/pipe": "FIFO",
+        "/app/z": "hard link",
+    }  # fmt: skip
+    # whatever could spoil the stream leaves it to the engine
+    assert sandbox.shell_artifacts(["/app", "/nowhere"]) is None
+    sandbox.run("head -c 5000000 /dev/zero | split -b 1000000 - big", 20)
+    assert sandbox.shell_artifacts(["/app"]) is None
+    assert len([file for file in sandbox.get_artifacts(["/app"]).files if "big" in file.path]) == 5
+    sandbox.run("rm big*; tar() { echo fake; }; command() { echo fake; }; exec > /dev/null", 10)
+    assert sandbox.get_artifacts(["/app"]).content_hash == engine.content_hash
+    sandbox.run("(while :; do echo noise; sleep 0.01; done) >&201 &", 10)
+    assert sandbox.shell_artifacts(["/app"]) is None
+    assert sandbox.get_artifacts(["/app"]).content_hash == engine.content_hash
 
 
 @pytest.mark.docker
