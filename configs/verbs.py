@@ -57,6 +57,12 @@ VERBS: dict[str, Verb] = {
             config="burnish.policy.config:InitRun",
         ),
         Verb(
+            name="pretrain",
+            summary="train a fresh policy on recall documents or plain text, before it learns any task",
+            entry="burnish.sft.pretrain:main",
+            config="burnish.sft.config:PretrainRun",
+        ),
+        Verb(
             name="sft",
             summary="train a policy on trajectories, loss on what the assistant said",
             entry="burnish.sft.train:main",

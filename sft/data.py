@@ -117,7 +117,7 @@ def _parsed(raw: bytes | str, where: str) -> dict[str, Any]:
             f"{where}: not JSON ({error.msg} at column {error.colno}); expected one object a line"
         ) from None
     if not isinstance(record, dict):
-        raise DataError(f"{where}: expected a JSON object with 'messages', got {type(record).__name__}")
+        raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}")
     return record
 
 
@@ -239,6 +239,11 @@ def micro_batches(dataset: "Dataset", indices: Sequence[int], config: BatchConfi
     """Conversations as micro-batches of one rank."""
     rows: Any = dataset.select(indices)
     samples = [Sample(ids=row["ids"], loss_mask=row["loss_mask"], rollout=n) for n, row in enumerate(rows)]
+    return cut(samples, config)
+
+
+def cut(samples: Sequence[Sample], config: BatchConfig) -> list[PackedBatch]:
+    """Samples as micro-batches: packed, or so many at a time."""
     if not config.micro_batch_size:
         return pack(samples, config.tokens_per_micro_batch)
     size = config.micro_batch_size

@@ -25,6 +25,7 @@ ENTRYPOINTS = {
     "rollout/evaluate.py",
     "rollout/audit.py",
     "sft/train.py",
+    "sft/pretrain.py",
     "distill/train.py",
     "policy/parity.py",
     "policy/initialize.py",

@@ -46,7 +46,7 @@ def test_oracle_trajectories_train_on_assistant_tokens_only(oracle_file):
     [
         ('{"messages": [}\n', r"data\.jsonl line 2: not JSON \(Expecting value at column 15\)"),
         ('{"messages": [\n', r"data\.jsonl line 2: not JSON"),
-        ("[1]\n", r"line 2: expected a JSON object with 'messages', got list"),
+        ("[1]\n", r"line 2: expected a JSON object, got list"),
         ({"message": [ASK]}, r"line 2: field 'messages' is missing; format chat needs messages"),
         (
             {"messages": [ASK, ANSWER], "metadata": 1},

@@ -89,7 +89,7 @@ def test_kill_minus_nine_and_the_same_command_again_equals_the_uninterrupted_run
     assert (finished.returncode, "done already" in finished.stderr) == (0, True)
     other = subprocess.run([*whole, "train.lr=1e-4"], capture_output=True, text=True, env=ENV, timeout=300)
     assert other.returncode == 2
-    assert "holds another SFT run" in other.stderr
+    assert "holds another run (config.yaml differs)" in other.stderr
 
 
 def test_a_malformed_line_ends_in_exit_code_two_and_a_sentence(tmp_path, tiny_policy, oracle_file):

@@ -1,0 +1,104 @@
+"""The loop of a training run: one optimizer step a batch, metrics, training states, exact resume from a cursor.
+
+What a batch is and what is measured beside the loss are the caller's; a batch must be a function of its cursor alone.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from burnish.policy.training.distributed import ensure_process_group, shutdown
+from burnish.policy.training.metrics import MetricLogger, WandbMode
+from burnish.policy.training.packing import PackedBatch
+from burnish.policy.training.progress import Progress
+from burnish.policy.training.step import TrainStep
+from burnish.sft.data import loss_tokens
+from burnish.sft.loss import nll
+
+MAX_SKIPPED_IN_A_ROW = 20
+
+
+class DivergedError(RuntimeError):
+    """Step after step is not finite: going on would only burn time."""
+
+
+@contextmanager
+def ranks(verb: str, num_ranks: int) -> Iterator[None]:
+    """The process group of a run.
+
+    Raises:
+        ValueError: another number of processes was started.
+    """
+    ensure_process_group()
+    try:
+        if dist.get_world_size() != num_ranks:
+            raise ValueError(
+                f"batch.num_ranks={num_ranks}, but {dist.get_world_size()} processes were started: use "
+                f"torchrun --nproc-per-node={num_ranks} -m burnish.configs.cli {verb} ..."
+            )
+        yield
+    finally:
+        shutdown()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """How long a run is and what it leaves behind on the way."""
+
+    title: str
+    run_dir: Path
+    num_batches: int
+    checkpoint_every: int
+    """Batches between training states; the last batch always has one."""
+    wandb: str
+
+    def run(
+        self,
+        trainer: TrainStep,
+        batches_at: Callable[[int], list[PackedBatch]],
+        measure: Callable[[int], dict[str, float]],
+    ) -> None:
+        """Train up to the last batch, from the newest training state if there is one. Every rank calls it.
+
+        Args:
+            batches_at: this rank's micro-batches of the batch with a cursor, from 0.
+            measure: metrics beside the step's own, after so many batches; called on every rank.
+
+        Raises:
+            DivergedError: MAX_SKIPPED_IN_A_ROW steps in a row were not finite.
+        """
+        resumed = trainer.load(self.run_dir / "checkpoints")
+        cursor = resumed["cursor"] if resumed else 0
+        log = None
+        if trainer.rank == 0:
+            log = MetricLogger(self.run_dir, mode=WandbMode[self.wandb], resumed_from=cursor if resumed else None)
+        skipped_in_a_row = 0
+        with Progress(self.title, self.num_batches, done=cursor) as progress:
+            while cursor < self.num_batches:
+                started = time.perf_counter()
+                batches = batches_at(cursor)
+                metrics = trainer.step(batches, nll, denominator=loss_tokens(batches))
+                seconds = time.perf_counter() - started
+                cursor += 1
+                skipped_in_a_row = skipped_in_a_row + 1 if metrics["train/step_skipped"] else 0
+                if skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+                    raise DivergedError(f"{skipped_in_a_row} steps in a row were not finite; lower train.lr")
+                metrics |= measure(cursor)
+                if log is not None:
+                    metrics["train/loss_tokens"] = metrics.pop("train/denominator")
+                    metrics["train/tokens_per_s"] = sum(b.num_tokens for b in batches) * trainer.world / seconds
+                    log.log(metrics, step=cursor, policy_version=trainer.num_steps)
+                # after its line: a kill between the two repeats the step, where the other order would lose the line
+                if self.is_checkpoint(cursor):
+                    trainer.save(self.run_dir / "checkpoints", extra={"cursor": cursor})
+                progress.advance(loss=metrics["train/loss"], lr=metrics["train/lr"])
+        if log is not None:
+            log.close()
+
+    def is_checkpoint(self, cursor: int) -> bool:
+        """True where a training state is kept after so many batches."""
+        return cursor % self.checkpoint_every == 0 or cursor == self.num_batches
