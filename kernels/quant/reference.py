@@ -9,25 +9,33 @@ the fake form bit for bit, signed zeros included.
 import torch
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# a magnitude strictly above bound i rounds to code i+1 or more; ties go to the even code, so bounds alternate in kind
-_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 FP8_GROUP, MXFP4_GROUP, NVFP4_GROUP = 32, 32, 16
 
 
 def p2ceil(x: torch.Tensor) -> torch.Tensor:
     """Smallest power of two >= x, for positive normal fp32 x, from the bits (never through log2)."""
-    bits = x.float().contiguous().view(torch.int32)
-    up = (bits & 0x7FFFFF) != 0
-    return ((bits & 0x7F800000) + (up.to(torch.int32) << 23)).view(torch.float32)
+    # any mantissa bit carries into the exponent
+    bits = x.float().contiguous().view(torch.int32) + 0x7FFFFF
+    return (bits & 0x7F800000).view(torch.float32)
+
+
+def e2m1_level(x: torch.Tensor) -> torch.Tensor:
+    """Nearest E2M1 magnitude to |x| itself, ties to the even code, saturating at 6; fp32."""
+    m = x.abs()
+    level = m.clamp_max(2.0).mul_(2.0).round_().mul_(0.5)
+    level += m.clamp(2.0, 4.0).round_()
+    level += m.clamp_(4.0, 6.0).mul_(0.5).round_().mul_(2.0)
+    return level.sub_(6.0)
 
 
 def e2m1_code(x: torch.Tensor) -> torch.Tensor:
     """Nearest E2M1 magnitude index of |x| (ties to the even code, saturating at 6), uint8 in 0..7."""
+    # steps of 1/2 up to 2, of 1 up to 4, of 2 up to 6: three saturating roundings to even, four counted twice
     m = x.abs()
-    code = torch.zeros_like(m, dtype=torch.uint8)
-    for i, bound in enumerate(_BOUNDS):
-        code += ((m > bound) if i % 2 == 0 else (m >= bound)).to(torch.uint8)
-    return code
+    code = m.clamp_max(2.0).mul_(2.0).round_()
+    code += m.clamp(2.0, 4.0).round_()
+    code += m.clamp_(4.0, 6.0).mul_(0.5).round_()
+    return code.sub_(4.0).to(torch.uint8)
 
 
 def _groups(x: torch.Tensor, group: int) -> torch.Tensor:
@@ -65,7 +73,7 @@ class _StraightThrough(torch.autograd.Function):
             rounded = (groups / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float()
         else:
             scaled = groups / scale
-            rounded = torch.copysign(_levels(x.device)[e2m1_code(scaled).long()], scaled)
+            rounded = torch.copysign(e2m1_level(scaled), scaled)
         return (rounded * scale).flatten(-2)[..., : x.shape[-1]].to(x.dtype)
 
     @staticmethod

@@ -33,14 +33,17 @@ class Attention(nn.Module):
         self.attn_sink = nn.Parameter(torch.zeros(heads, dtype=torch.float32))
         self.wo_a = Linear(heads * channels // config.o_groups, config.o_groups * config.o_lora_rank, dtype)
         self.wo_b = Linear(config.o_groups * config.o_lora_rank, config.hidden_size, dtype)
+        self._frequency: torch.Tensor | None = None
         if plan.mode is LayerMode.full:
             self.compressor = Compressor(config, plan.layer, dtype)
         if plan.mode in (LayerMode.full, LayerMode.reindex):
             self.indexer = Indexer(config, plan, dtype)
 
     def _rotations(self, position: torch.Tensor) -> torch.Tensor:
-        frequency = inverse_frequencies(self.config, compressed=self.plan.ratio > 0)
-        return rotations(position, frequency.to(position.device))
+        if self._frequency is None or self._frequency.device != position.device:
+            frequency = inverse_frequencies(self.config, compressed=self.plan.ratio > 0)
+            self._frequency = frequency.to(position.device)
+        return rotations(position, self._frequency)
 
     def write_entries(self, x: torch.Tensor, store: KVStore, tiled: bool) -> None:
         """A Full layer's key-value work for the encoder half's rows `x` [R, D]: entries and index keys."""
