@@ -3,8 +3,8 @@
 The only module that turns Hydra's objects into the owners' dataclasses: after `compose` the program sees dataclasses.
 """
 
-import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -49,9 +49,10 @@ def compose_tree(verb: Verb, texts: Sequence[str]) -> DictConfig:
     parts = [overrides.split(text) for text in texts]
     with initialize_config_module("burnish.configs", version_base="1.3"):
         try:
-            choices = [_choice(part) for part in parts if _is_choice(part)]
+            groups = _groups(verb)
+            choices = [_choice(part, groups) for part in parts if _is_choice(part, groups)]
             base = hydra_compose(verb.name, choices)
-            values = [overrides.check(part, base) for part in parts if not _is_choice(part)]
+            values = [overrides.check(part, base) for part in parts if not _is_choice(part, groups)]
             return hydra_compose(verb.name, choices + values) if values else base
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(sentence(error)) from error
@@ -60,13 +61,7 @@ def compose_tree(verb: Verb, texts: Sequence[str]) -> DictConfig:
 def choices_of(verb: Verb) -> dict[str, list[str]]:
     """The config groups a verb can choose from, with their options."""
     with initialize_config_module("burnish.configs", version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        fields = {f.name for f in dataclasses.fields(verb.config_class())} | {"experiment"}
-        return {
-            group: options
-            for group in sorted(loader.list_groups(""))
-            if group in fields and (options := loader.get_group_options(group))
-        }
+        return _groups(verb)
 
 
 def to_yaml(config: Any) -> str:
@@ -83,14 +78,21 @@ def sentence(error: Exception) -> str:
     return f"{key}: {first}" if key and str(key) not in first else first
 
 
-def _is_choice(part: overrides.Override) -> bool:
+def _groups(verb: Verb) -> dict[str, list[str]]:
+    """The groups that the defaults list of the verb's YAML names; groups of other verbs are unknown keys here."""
+    loader = GlobalHydra.instance().config_loader()
+    content = OmegaConf.load(Path(__file__).with_name(f"{verb.name}.yaml"))
+    assert isinstance(content, DictConfig), f"{verb.name}.yaml is not a mapping"
+    names = [name for entry in content.defaults if isinstance(entry, DictConfig) for name in entry]
+    return {str(name): loader.get_group_options(str(name)) for name in names}
+
+
+def _is_choice(part: overrides.Override, groups: dict[str, list[str]]) -> bool:
     """True for `group=option`; the same word may also be a typed key, whose parts are set with dots."""
-    options = GlobalHydra.instance().config_loader().get_group_options(part.key.replace(".", "/"))
-    return bool(options) and not part.value.startswith("{")
+    return part.key in groups and not part.value.startswith("{")
 
 
-def _choice(part: overrides.Override) -> str:
-    options = GlobalHydra.instance().config_loader().get_group_options(part.key.replace(".", "/"))
-    if part.value not in options:
-        raise UserError(f"{part.key}: no choice '{part.value}'; choose from {', '.join(options)}")
+def _choice(part: overrides.Override, groups: dict[str, list[str]]) -> str:
+    if part.value not in (*groups[part.key], "null"):
+        raise UserError(f"{part.key}: no choice '{part.value}'; choose from {', '.join(groups[part.key])}")
     return f"{part.key}={part.value}"

@@ -173,6 +173,26 @@ def test_yaml_composes_to_its_dataclass(verb):
     assert type(config) is VERBS[verb].config_class()
 
 
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in CONFIGS.glob("experiment/*.yaml")))
+def test_experiment_composes(experiment):
+    plain, chosen = schema.compose("quickstart"), schema.compose("quickstart", [f"experiment={experiment}"])
+    assert chosen != plain
+    # what is typed wins over the experiment, in any order
+    assert schema.compose("quickstart", ["name=mine", f"experiment={experiment}"]).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["quickstart", "experiment=smoek"], "experiment: no choice 'smoek'; choose from smoke"),
+        (["reap", "experiment=smoke"], "unknown key 'experiment'"),
+    ],
+)
+def test_wrong_choice_is_named(words, says, capsys):
+    assert cli.main([*words, "--dry-run"]) == 2
+    assert says in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_entry_point_exists(verb):
     assert callable(VERBS[verb].entry_point())
