@@ -14,14 +14,20 @@ class _Sinkhorn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, iters, eps):
+        needs_trail = ctx.needs_input_grad[0]
         soft = logits.softmax(1)
+        # a Python number would be made a tensor again by every one of the many small operations
+        eps = logits.new_full((), eps)
         mix = soft + eps
         trail = []
         for step in range(2 * iters - 1):
             axis = step % 2  # 0: columns (sum over input streams), 1: rows
-            total = mix.sum(axis, keepdim=True) + eps
-            mix = mix / total
-            trail += [mix, total]
+            total = mix.sum(axis, keepdim=True).add_(eps)
+            if needs_trail:
+                mix = mix / total
+                trail += [mix, total]
+            else:
+                mix.div_(total)
         ctx.save_for_backward(soft, *trail)
         return mix
 
