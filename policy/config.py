@@ -264,6 +264,14 @@ class ModelConfig:
         return self.kv_source_layer_ids[-1] if self.kv_source_layer_ids else 0
 
     @property
+    def placeholder_ids(self) -> list[int]:
+        """Ids that stand for something else in the input and are never sampled: padding, images, un-drafted slots."""
+        ids = {self.pad_token_id, self.image_token_id}
+        if self.num_nextn_predict_layers:
+            ids.add(self.dspark_noise_token_id)
+        return sorted(ids - {self.eos_token_id})
+
+    @property
     def main_row_bytes(self) -> int:
         """Bytes of one stored main entry: E2M1 payload and one E4M3 scale for 16 channels (288 in Flash)."""
         return self.head_dim // 2 + self.head_dim // 16

@@ -213,11 +213,6 @@ class RlRun:
             raise ValueError(
                 "algo.max_offpolicy_steps=0 is the lockstep schedule: set schedule=lockstep, or allow >= 1"
             )
-        # the trainer does not renormalise over a kept set yet: ratios would be biased
-        is_full = self.sampling.top_p == 1 and self.sampling.top_k == 0
-        require(
-            "sampling.top_p and top_k", f"{self.sampling.top_p} and {self.sampling.top_k}", is_full, "1 and 0 in RL"
-        )
         require("sampling.temperature", self.sampling.temperature, self.sampling.temperature > 0, "> 0 in RL")
         running = self.cluster.num_workers * self.cluster.episodes_per_worker
         if running < self.algo.group_size:

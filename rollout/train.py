@@ -192,6 +192,7 @@ def trainer_settings(run: RlRun, run_dir: Path) -> TrainerSettings:
         train=run.train,
         algo=run.algo,
         temperature=run.sampling.temperature,
+        reserved_ids=tuple(run.engine.reserved_ids),
         max_rollout_tokens=run.episode.max_turns * run.episode.max_turn_tokens,
         tokens_per_micro_batch=run.tokens_per_micro_batch,
         deterministic=run.engine.deterministic,

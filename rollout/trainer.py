@@ -132,14 +132,7 @@ class Trainer:
 
     def _lay_out(self, items: Sequence[TrainItem]) -> list[PackedBatch]:
         """Micro-batches of these rollouts; their routes are what `_score` forces until the next call."""
-        # at temperature 1 the two differ by the ids an engine never samples (padding, placeholders) alone; the full
-        # softmax is what the trainer computes, bit for bit
-        step = lay_out(
-            items,
-            Path(self.settings.blocks),
-            is_raw=self.settings.temperature == 1.0,
-            is_replayed=self.settings.algo.replay_routes,
-        )
+        step = lay_out(items, Path(self.settings.blocks), is_replayed=self.settings.algo.replay_routes)
         self._routes, self._rollout_tokens = step.routes, step.rollout_tokens
         budget = max([self.settings.tokens_per_micro_batch, *(len(sample.ids) for sample in step.samples)])
         return pack(step.samples, budget)
@@ -152,6 +145,7 @@ class Trainer:
             deterministic=self.settings.deterministic,
             forced_experts=None if self._routes is None else forced_experts(packed, self._routes),
             temperature=self.settings.temperature,
+            never=sorted({*model.config.placeholder_ids, *self.settings.reserved_ids}),
         )
 
     def _inputs(self, scored: Scored, packed: PackedBatch) -> LossInputs:

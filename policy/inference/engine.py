@@ -59,7 +59,8 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._unreported: deque[Sequence] = deque(maxlen=_MAX_UNREPORTED)
         self._arrivals = itertools.count()
-        self._reserved = reserved_mask(model.config.vocab_size, self._reserved_ids(), device)
+        reserved = [*model.config.placeholder_ids, *config.reserved_ids]
+        self._reserved = reserved_mask(model.config.vocab_size, reserved, device)
         self._counts = dict.fromkeys(
             ("steps", "rows", "decode_rows", "prefill_rows", "sampled", "cached_tokens", "prompt_tokens", "finished",
              "aborted", "reserved_draws", "weight_updates", "rejected_updates"), 0,
@@ -70,13 +71,6 @@ class Engine:
             config.num_pages, self.geometry.page_bytes, config.max_contexts, self.geometry.window_state_bytes,
             config.max_running, "deterministic" if config.deterministic else "fast",
         )  # fmt: skip
-
-    def _reserved_ids(self) -> list[int]:
-        config = self.model.config
-        reserved = {config.pad_token_id, config.image_token_id, *self.config.reserved_ids}
-        if config.num_nextn_predict_layers:
-            reserved.add(config.dspark_noise_token_id)
-        return sorted(reserved - {config.eos_token_id})
 
     @property
     def policy_version(self) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from burnish.policy.model.graph_store import GraphStore
 from burnish.policy.model.transformer import Transformer
+from burnish.policy.training.logprobs import distributions
 from burnish.policy.training.packing import PackedBatch
 
 
@@ -20,9 +21,9 @@ class Scored:
     row: torch.Tensor
     """[N] int64, the loss rows' numbers in the batch: `batch.fields[name][row]` are their values."""
     logprob: torch.Tensor
-    """[N] fp32 with its graph, log-probability of each target."""
+    """[N] fp32 with its graph, log-probability of each target under what it was sampled from."""
     entropy: torch.Tensor
-    """[N] fp32 without graph, nats."""
+    """[N] fp32 without graph, nats, of the same distributions."""
     experts: list[torch.Tensor]
     """One tensor a layer [Q, K], the experts that were used."""
 
@@ -34,8 +35,9 @@ def score(
     deterministic: bool = False,
     forced_experts: Sequence[torch.Tensor] | None = None,
     temperature: float = 1.0,
+    never: Sequence[int] = (),
 ) -> Scored:
-    """Run a packed batch and score its targets; logits are made for loss rows only.
+    """Run a packed batch and score its targets over their kept sets; logits are made for loss rows only.
 
     Args:
         model: in the mode the caller wants gradients for.
@@ -43,6 +45,7 @@ def score(
         deterministic: bit for bit what the engine computes for the same rows.
         forced_experts: see Transformer.forward.
         temperature: divides the logits before the softmax.
+        never: ids that are never sampled and so are no part of the policy; none where all text is a target (SFT).
     """
     output = model(
         batch.rows, GraphStore(model.config, batch.rows), deterministic=deterministic, forced_experts=forced_experts
@@ -54,8 +57,12 @@ def score(
     if deterministic:  # linears run in whole 16-row tiles
         hidden = torch.nn.functional.pad(hidden, (0, 0, 0, -len(place) % 16))
     logits = model.logits(hidden, deterministic=deterministic)[: len(place)]
-    all_logprobs = torch.log_softmax(logits / temperature if temperature != 1.0 else logits, dim=-1)
-    logprob = all_logprobs.gather(1, batch.target[row].unsqueeze(1)).squeeze(1)
+    target = batch.target[row]
+    kept_ids, kept_offsets = batch.kept_of(row)
+    all_logprobs = distributions(
+        logits, target, temperature=temperature, kept_ids_M=kept_ids, kept_offsets=kept_offsets, never=never
+    )
+    logprob = all_logprobs.gather(1, target.unsqueeze(1)).squeeze(1)
     with torch.no_grad():
-        entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+        entropy = torch.special.entr(all_logprobs.exp()).sum(-1)
     return Scored(row=row, logprob=logprob, entropy=entropy, experts=output.experts)

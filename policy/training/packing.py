@@ -2,7 +2,7 @@
 
 A batch holds whole samples (never a fragment), each a context of its own: nothing is attended to across samples, and
 nothing is predicted across their ends. Losses must not depend on how samples are packed; the denominator is the
-caller's. Shapes: R rows of a batch (padded to 16), T tokens of a sample.
+caller's. Shapes: R rows of a batch (padded to 16), T tokens of a sample, M entries of all kept sets.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,12 @@ class Sample:
     """Further values of each token (advantage, behaviour log-probability, ...), T each, aligned with `ids`."""
     rollout: int = 0
     """Which rollout the sample belongs to; several contexts of one rollout share it."""
+    kept: Sequence[Sequence[int]] | None = None
+    """T sets of ids that truncation left when the token was sampled; an empty one, or None, is the full vocabulary."""
 
     def __post_init__(self) -> None:
-        for name, values in {"loss_mask": self.loss_mask, **self.fields}.items():
-            if len(values) != len(self.ids):
+        for name, values in {"loss_mask": self.loss_mask, "kept": self.kept, **self.fields}.items():
+            if values is not None and len(values) != len(self.ids):
                 raise ValueError(f"sample: {name} has {len(values)} values, ids has {len(self.ids)}")
 
 
@@ -47,6 +49,20 @@ class PackedBatch:
     """name -> [R] fp32, value of the next token; 0 where there is none."""
     num_tokens: int
     """Live rows."""
+    kept_ids: torch.Tensor | None = None
+    """[M] int64, kept sets of the next tokens, one after the other; None when nothing was truncated."""
+    kept_offsets: torch.Tensor | None = None
+    """[R + 1] int64, see `logprobs.distributions`."""
+
+    def kept_of(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+        """Kept sets of these rows [N] in the same form: ids and offsets [N + 1]."""
+        if self.kept_ids is None or self.kept_offsets is None:
+            return None, None
+        counts = self.kept_offsets.diff()[row]
+        ends = counts.cumsum(0)
+        place = torch.arange(int(counts.sum()), device=row.device)
+        place = place + torch.repeat_interleave(self.kept_offsets[row] - (ends - counts), counts)
+        return self.kept_ids[place], torch.nn.functional.pad(ends, (1, 0))
 
 
 def pack(samples: Sequence[Sample], tokens_per_batch: int, *, max_context: int | None = None) -> list[PackedBatch]:
@@ -100,6 +116,14 @@ def batch_of(samples: Sequence[Sample]) -> PackedBatch:
         out[: len(values)] = torch.tensor(values, dtype=dtype)
         return out
 
+    kept_ids = kept_offsets = None
+    if any(sample.kept is not None for sample in samples):
+        columns = [sample.kept if sample.kept is not None else [()] * len(sample.ids) for sample in samples]
+        sets = [kept for column in columns for kept in [*column[1:], ()]]
+        counts = torch.zeros(size, dtype=torch.int64)
+        counts[: len(sets)] = torch.tensor([len(kept) for kept in sets])
+        kept_ids = torch.tensor([token for kept in sets for token in kept], dtype=torch.int64)
+        kept_offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     rollout = torch.full((size,), -1, dtype=torch.int64)
     owners = [sample.rollout for sample in samples for _ in sample.ids]
     rollout[: len(owners)] = torch.tensor(owners, dtype=torch.int64)
@@ -113,4 +137,6 @@ def batch_of(samples: Sequence[Sample]) -> PackedBatch:
             for name in (samples[0].fields if samples else ())
         },
         num_tokens=len(owners),
+        kept_ids=kept_ids,
+        kept_offsets=kept_offsets,
     )
