@@ -5,7 +5,7 @@ lease is over. Local sandboxes carry the same labels in a file. Safe to repeat a
 """
 
 import contextlib
-import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -14,8 +14,6 @@ from burnish.envs.config import ReapRun
 from burnish.envs.sandbox.base import SandboxUnavailable
 from burnish.envs.sandbox.lease import is_orphan
 from burnish.envs.sandbox.local import base_directory, end_processes, remove_tree
-
-log = logging.getLogger(__name__)
 
 
 def is_due(owner: Mapping[str, str], run: str, now: float) -> bool:
@@ -82,8 +80,7 @@ def main(config: ReapRun) -> int:
             raise
         containers = None
     shown = "no Docker engine answers" if containers is None else sentence(containers, "container")
-    # the command line shows info lines as they are
-    log.info("reap: %s; %s", shown, sentence(local, "local sandbox"))
+    sys.stdout.write(f"{shown}; {sentence(local, 'local sandbox')}\n")
     return 1 if containers is not None and containers["failed"] else 0
 
 
