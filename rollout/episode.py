@@ -161,7 +161,10 @@ class _Episode:
             logger.warning("Attempt %s: %s at the %s boundary: %s", self.attempt_id, outcome, self.boundary, error)
             logger.debug("Attempt %s failed", self.attempt_id, exc_info=failure)
         try:
-            contexts, blocks = self.agent.finish()
+            # in a thread: it waits for the disk
+            contexts, blocks = await uninterrupted(
+                self.services.in_thread(f"token log of {self.attempt_id}", SANDBOX_DEADLINE_S, self.agent.finish)
+            )
         except Exception as failure:  # noqa: BLE001 tokens that are not on disk cannot be trained
             contexts, blocks, verdict = (), (), None
             outcome, stop, error = Outcome.infra_failed, StopReason.generation_error, describe(failure)

@@ -7,6 +7,7 @@ what was sampled so far comes back. Knows no episode and no task.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import OrderedDict, deque
@@ -99,33 +100,37 @@ class EngineLoop:
         """
         if request.request_id in self._answers:
             return self._answers[request.request_id]
-        if request.request_id not in self._waiting:
-            self._waiting[request.request_id] = asyncio.get_running_loop().create_future()
-            self._contexts[request.request_id] = request.context_id
-            try:
-                await self._command(
-                    lambda: self._engine.add_request(
-                        request.request_id, request.context_id, list(request.ids), request.sampling, keep_resident=True
-                    )
-                )
-            except ValueError as error:
-                self._waiting.pop(request.request_id).cancel()
-                self._contexts.pop(request.request_id)
-                raise GenerationError(f"generator {self.name} refuses {request.request_id}: {error}") from error
-        return await self._answer(request)
-
-    async def _answer(self, request: GenerateRequest) -> "Generation":
-        # shielded: one caller that gives up must not take the answer from another one with the same request id
-        waiting = self._waiting.get(request.request_id)
-        if waiting is None:
-            return self._answers[request.request_id]
         try:
-            return await asyncio.wait_for(asyncio.shield(waiting), request.deadline_s)
-        except TimeoutError:
-            await self.abort(request.request_id)
+            if request.request_id not in self._waiting:
+                await self._add(request)
+            return await self._answer(request)
         except asyncio.CancelledError:
             await self.abort(request.request_id)
             raise
+
+    async def _add(self, request: GenerateRequest) -> None:
+        self._waiting[request.request_id] = asyncio.get_running_loop().create_future()
+        self._contexts[request.request_id] = request.context_id
+        ids = list(request.ids)
+        try:
+            await self._command(
+                lambda: self._engine.add_request(
+                    request.request_id, request.context_id, ids, request.sampling, keep_resident=True
+                )
+            )
+        except ValueError as error:
+            self._waiting.pop(request.request_id).cancel()
+            self._contexts.pop(request.request_id)
+            raise GenerationError(f"generator {self.name} refuses {request.request_id}: {error}") from error
+
+    async def _answer(self, request: GenerateRequest) -> "Generation":
+        waiting = self._waiting.get(request.request_id)
+        if waiting is None:
+            return self._answers[request.request_id]
+        # shielded: one caller that gives up must not take the answer from another one with the same request id
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(waiting), request.deadline_s)
+        await self.abort(request.request_id)
         try:
             return await asyncio.wait_for(asyncio.shield(waiting), ABORT_GRACE_S)
         except TimeoutError as error:
@@ -187,13 +192,17 @@ class EngineLoop:
         self._commands.append((call, done))
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step_while_busy())
-        return await asyncio.wrap_future(done)
+        # shielded: a command that was given is executed, whoever waits for it
+        return await asyncio.shield(asyncio.wrap_future(done))
 
     async def _step_while_busy(self) -> None:
         loop = asyncio.get_running_loop()
         while self._commands or self._waiting:
             try:
                 finished = await loop.run_in_executor(self._thread, self._work)
+            except asyncio.CancelledError:
+                self._fail(GenerationError("its event loop ends"))
+                raise
             except Exception as error:
                 logger.exception("Generator %s: the engine failed", self.name)
                 self._fail(error)

@@ -3,6 +3,7 @@
 `summary.json` is for machines, `table.md` and `curves.png` for people; the table is printed too.
 """
 
+import itertools
 import json
 import os
 import sqlite3
@@ -44,8 +45,7 @@ def summarise(inputs: ReportInputs) -> dict[str, Any]:
         stages[stage] = {d: {key: row[key] for key in ("pass", "n", "lo", "hi")} for d, row in domains.items()}
         episodes += sum(row["attempts"] for row in read_results(folder / "results.jsonl"))
     gains = {}
-    names = list(inputs.evals)
-    for before, after in zip(names, names[1:], strict=False):
+    for before, after in itertools.pairwise(inputs.evals):
         found = compare(inputs.evals[before] / "results.jsonl", inputs.evals[after] / "results.jsonl", seed=inputs.seed)
         gains[f"{after}-{before}"] = {
             domain: {"mean": gain.mean, "lo": gain.lo, "hi": gain.hi}

@@ -4,11 +4,12 @@ behaves like the real thing at its interface, and none knows the test that uses 
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from burnish.envs.sandbox.base import ArtifactFile, Artifacts, ExecResult, SandboxCrashed, SandboxError
+from burnish.policy.inference.prefill import PrefillEntry, PrefillSource
 from burnish.verifiers.types import Verdict
 
 
@@ -123,3 +124,86 @@ class FileVerifier:
             duration_s=0.0,
             artifacts_hash=artifacts.content_hash,
         )
+
+
+class EchoVerifier:
+    """Grades the tasks `write WORD to FILE`: reward 1 when FILE holds WORD. Loads as `fakes:EchoVerifier`."""
+
+    def __init__(self, sandboxes: Any) -> None:
+        self.sandboxes = sandboxes
+
+    def verify(self, task: Any, artifacts: Artifacts, *, run_id: str, attempt_id: str) -> Verdict:
+        _, word, _, name = task.instruction.split()
+        grader = FileVerifier(f"/app/{name}", f"{word}\n")
+        return grader.verify(task, artifacts, run_id=run_id, attempt_id=attempt_id)
+
+
+class ScriptedEngine:
+    """An engine that says what `reply` says, one token a step, with log-probabilities it makes up from the token.
+
+    Args:
+        reply: (ids so far, sampling parameters, policy version) -> ids of the turn.
+    """
+
+    def __init__(self, reply: Callable[[list[int], Any, int], Sequence[int]], step_s: float = 0.0) -> None:
+        self.policy_version = 0
+        self.requests: list[tuple[str, list[int], Any]] = []
+        """Everything asked: request id, ids, sampling parameters."""
+        self.released: list[str] = []
+        self.fault: Exception | None = None
+        """Raised by the next step, when set."""
+        self._reply, self._step_s = reply, step_s
+        self._live: dict[str, Any] = {}
+
+    def add_request(
+        self, request_id: str, context_id: str, ids: list[int], sampling: Any, keep_resident: bool = False
+    ) -> None:
+        from burnish.policy.inference.sequence import Generation
+
+        if request_id in self._live:
+            raise ValueError(f"engine: request {request_id} is running already")
+        self.requests.append((request_id, list(ids), sampling))
+        entry = PrefillEntry(
+            hit=0, source=PrefillSource.cold, end=len(ids), decoder_start=0, decoder_floor=0,
+            version=self.policy_version, epoch=0,
+        )  # fmt: skip
+        answer = Generation(
+            request_id=request_id, context_id=context_id, prompt_len=len(ids), ids=[], lp_raw=[], lp_behaviour=[],
+            versions=[], routes=None, kept=None, finish_reason="", prefill_entries=[entry], cached_tokens=0,
+        )  # fmt: skip
+        self._live[request_id] = (answer, list(ids), sampling)
+
+    def step(self) -> list[Any]:
+        time.sleep(self._step_s)
+        if self.fault is not None:
+            raise self.fault
+        ended = []
+        for request_id, (answer, ids, sampling) in list(self._live.items()):
+            token = self._reply(ids, sampling, self.policy_version)[len(answer.ids)]
+            answer.ids.append(token)
+            answer.lp_raw.append(-0.1 - (token % 7) / 10)
+            answer.lp_behaviour.append(answer.lp_raw[-1])
+            answer.versions.append(self.policy_version)
+            if token in sampling.stop_ids or len(answer.ids) == sampling.max_tokens:
+                answer.finish_reason = "stop" if token in sampling.stop_ids else "length"
+                ended.append(self._live.pop(request_id)[0])
+        return ended
+
+    def abort(self, request_id: str) -> Any:
+        if request_id not in self._live:
+            return None
+        answer = self._live.pop(request_id)[0]
+        answer.finish_reason = "abort"
+        return answer
+
+    def release(self, context_id: str) -> None:
+        if any(answer.context_id == context_id for answer, _, _ in self._live.values()):
+            raise ValueError(f"engine: context {context_id} is busy")
+        self.released.append(context_id)
+
+    def update_weights(self, state_dict: Mapping[str, Any], version: int, mode: str = "recompute") -> None:
+        assert mode == "recompute"
+        self.policy_version = version
+
+    def stats(self) -> dict[str, Any]:
+        return {"requests": len(self.requests)}
