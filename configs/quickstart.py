@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -164,12 +165,14 @@ def run_stage(stage: Stage, folder: Path, history: "History", lock: int) -> int:
     # the child inherits the lock: a second quickstart waits for the orphans of a killed one too
     process = subprocess.Popen(command, pass_fds=[lock])
     history.begin(stage.name, process.pid, started)
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         code = process.wait()
     except KeyboardInterrupt:
         process.wait()  # the stage got the signal too and closes its containers
         raise
     finally:
+        signal.signal(signal.SIGTERM, before)
         history.end(stage.name, process.pid, started, time.time())
     if code == 2:
         return 2

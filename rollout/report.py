@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sqlite3
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,8 @@ def markdown(summary: dict[str, Any]) -> str:
 
 def show(summary: dict[str, Any]) -> None:
     """Print the table."""
-    console, table = Console(), Table()
+    # piped, a console takes 80 columns and cuts the intervals
+    console, table = Console(width=None if sys.stdout.isatty() else 120), Table()
     for heading in HEADINGS:
         table.add_column(heading, no_wrap=True)
     for row in rows_of(summary):
