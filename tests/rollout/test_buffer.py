@@ -97,9 +97,7 @@ def test_slow_prompts_are_trained_as_often_as_they_are_offered():
 
 
 def test_running_episodes_stay_below_their_cap():
-    simulation = simulate(
-        groups=30, group_size=4, batch=5, steps=2, durations=[1.0] * 120, train_s=0.5, max_running=10
-    )
+    simulation = simulate(groups=30, group_size=4, batch=5, steps=2, durations=[1.0] * 120, train_s=0.5, max_running=10)
     assert simulation.most_running == 10
 
 

@@ -376,8 +376,10 @@ def test_killed_at_every_call_and_resumed_every_slot_is_accounted_for_once(tmp_p
         lineage = [attempt for step in actors.trained for attempt in step]
         slots = [attempt.rpartition("-")[0] for attempt in lineage]
         assert len(set(slots)) == len(slots), f"killed at call {kill_at}: a slot was trained twice"
+        # a resume can leave more complete groups than could be trained in time: what is too old is masked, not lost
         counts = controller_counts(folder)
-        assert counts[Disposition.trained] == len(slots), f"killed at call {kill_at}: {counts}, trained {len(slots)}"
+        used = counts[Disposition.trained] + counts[Disposition.masked]
+        assert used == len(slots), f"killed at call {kill_at}: {counts}, in steps {len(slots)}"
         if is_lockstep:
             assert slots == [a.rpartition("-")[0] for step in whole.trained for a in step], f"killed at call {kill_at}"
 

@@ -1,0 +1,99 @@
+"""burnish eval on real tasks in the local sandbox: oracle, nothing, resumption, and what a user gets wrong."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from burnish.envs.config import SandboxKind, SynthRun
+from burnish.envs.errors import UserError
+from burnish.envs.synthesis.pipeline import main as synthesise
+from burnish.rollout.config import Agent, EvalRun
+from burnish.rollout.evaluate import RESULTS, SUMMARY, main
+from burnish.rollout.stats import read_results
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("eval") / "tasks"
+    synthesise(SynthRun(out=str(out), num_train=2, num_heldout=4, gates=False, sandbox=SandboxKind.local))
+    return out
+
+
+def evaluate(tasks: Path, out: Path, **changes) -> dict:
+    run = EvalRun(
+        **{"tasks": str(tasks), "agent": Agent.oracle, "out": str(out), "sandbox": SandboxKind.local} | changes
+    )
+    assert main(run) == 0
+    return json.loads((out / SUMMARY).read_text())
+
+
+def test_the_oracle_solves_every_task_and_doing_nothing_solves_none(tasks, tmp_path):
+    oracle = evaluate(tasks, tmp_path / "oracle")
+    assert oracle["all"] == {"pass": 1.0, "n": 4, "lo": pytest.approx(0.5101, abs=1e-4), "hi": 1.0}
+    assert oracle["domains"]["terminal"] == oracle["all"]
+    assert oracle["ungraded"] == 0
+    nop = evaluate(tasks, tmp_path / "nop", agent=Agent.nop, samples=2)
+    assert (nop["all"]["pass"], nop["all"]["n"]) == (0.0, 4), "samples of one task are no independent tasks"
+    rows = read_results(tmp_path / "nop" / RESULTS)
+    assert len(rows) == 8
+    assert {row["outcome"] for row in rows} == {"finished"}
+    assert rows[0].keys() >= {"task", "domain", "family", "passed", "reward", "outcome", "turns", "tokens"}
+
+
+def test_the_summary_carries_its_conditions(tasks, tmp_path):
+    summary = evaluate(tasks, tmp_path / "out", stage="base", limit=1)
+    conditions = summary["conditions"]
+    assert (summary["stage"], summary["harness"], summary["samples"]) == ("base", "bash", 1)
+    assert conditions["split"] == "heldout"
+    assert len(conditions["task_set"]) == 64
+    assert conditions.keys() >= {"sampling", "effort", "verifier", "episode", "seed"}
+
+
+def test_an_interrupted_evaluation_goes_on_and_repeats_nothing(tasks, tmp_path):
+    out = tmp_path / "out"
+    whole = evaluate(tasks, out)
+    lines = (out / RESULTS).read_text().splitlines(keepends=True)
+    (out / RESULTS).write_text("".join(lines[:2]) + lines[2][:20])
+    (out / SUMMARY).unlink()
+    before = read_results(out / RESULTS)
+    assert evaluate(tasks, out)["all"] == whole["all"]
+    rows = read_results(out / RESULTS)
+    assert rows[:2] == before
+    assert len({row["task"] for row in rows}) == len(rows) == 4
+
+
+def test_another_evaluation_in_the_same_folder_is_refused(tasks, tmp_path):
+    evaluate(tasks, tmp_path / "out", limit=1)
+    with pytest.raises(UserError, match=r"holds an evaluation with seed=0, this one has 7.*out=DIR"):
+        evaluate(tasks, tmp_path / "out", limit=1, seed=7)
+
+
+def test_a_broken_task_folder_is_named(tasks, tmp_path):
+    broken = tmp_path / "tasks"
+    shutil.copytree(tasks, broken)
+    victim = sorted(path for path in broken.iterdir() if path.is_dir())[1]
+    text = (victim / "task.toml").read_text()
+    (victim / "task.toml").write_text(text.replace("[agent]\n", "[agent]\ntimeout_secs = 3\n"))
+    with pytest.raises(UserError, match=rf"{victim.name}/task.toml.*timeout_secs"):
+        evaluate(broken, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"agent": Agent.policy}, "policy=DIR"),
+        ({"policy": "somewhere"}, "leave policy out"),
+        ({"samples": 0}, "samples must be >= 1"),
+        ({"concurrency": 1000}, "engine.max_contexts"),
+    ],
+)
+def test_a_contradiction_is_found_before_anything_runs(changes, named):
+    with pytest.raises(ValueError, match=named):
+        EvalRun(**{"tasks": "tasks", "agent": Agent.oracle} | changes)
+
+
+def test_a_policy_that_is_none_is_named(tasks, tmp_path):
+    with pytest.raises(UserError, match="not a policy folder"):
+        evaluate(tasks, tmp_path / "out", agent=Agent.policy, policy=str(tmp_path))
