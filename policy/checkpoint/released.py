@@ -6,6 +6,7 @@ burnish.json (lineage). Our names equal the released ones except for the routed 
 name: a missing, unexpected, doubled or mis-shaped one is an error.
 """
 
+import ctypes
 import json
 import os
 import re
@@ -22,6 +23,9 @@ from burnish.policy.model.transformer import Transformer
 
 _EXPERT = re.compile(r"^(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight$")
 _STACK = re.compile(r"^(layers\.\d+\.ffn\.experts)\.(w[123])$")
+# what an unquantised tensor may be stored as; it is copied into the model's own type
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "burnish.json")
 
 
@@ -43,14 +47,16 @@ def released_tensors(model: Transformer) -> Iterator[tuple[str, torch.Tensor]]:
 def read_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
     """Stream (file, released name, tensor) from a folder, one tensor in memory at a time.
 
+    Files that the index does not name are left alone: a stale shard never overwrites a tensor.
+
     Raises:
-        CheckpointError: an index naming a missing file or a tensor that its file lacks, an unreadable file.
+        CheckpointError: an index that is no index, names a tensor twice, a missing file or a tensor that its file lacks;
+            an unreadable file.
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = json.loads(index.read_text())["weight_map"]
         wanted: dict[str, list[str]] = {}
-        for name, file in weight_map.items():
+        for name, file in _weight_map(index).items():
             wanted.setdefault(file, []).append(name)
         for file, names in wanted.items():
             if not (directory / file).is_file():
@@ -72,6 +78,25 @@ def read_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
             raise CheckpointError(f"{path}: not a whole safetensors file ({error})") from error
 
 
+def _weight_map(index: Path) -> dict[str, str]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise CheckpointError(f"{index}: {twice} is named twice")
+        return found
+
+    try:
+        content = json.loads(index.read_text(), object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{index}: not JSON (line {error.lineno}: {error.msg})") from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{index}: no weight_map from tensor names to file names")
+    return weight_map
+
+
 @torch.no_grad()
 def load_weights(model: Transformer, directory: Path) -> None:
     """Copy a folder's tensors into `model`, each exactly once.
@@ -82,9 +107,10 @@ def load_weights(model: Transformer, directory: Path) -> None:
     targets = dict(released_tensors(model))
     filled: set[str] = set()
     for path, name, tensor in read_tensors(directory):
-        if name.endswith(".scale"):
+        if name.endswith(".scale") or tensor.dtype not in _DTYPES:
+            what = "a block scale" if name.endswith(".scale") else f"stored as {tensor.dtype}"
             raise CheckpointError(
-                f"{path}: tensor {name} is a block scale; quantised checkpoints cannot be read yet, "
+                f"{path}: tensor {name} is {what}; quantised checkpoints cannot be read yet, "
                 f"convert the folder to bf16 first"
             )
         if name not in targets:
@@ -112,6 +138,7 @@ def load_policy(directory: Path | str, *, device: torch.device | str = "cpu") ->
         ConfigError, CheckpointError: what is wrong and where.
     """
     directory = Path(directory)
+    _restore(directory)
     if not directory.is_dir():
         raise FileNotFoundError(f"no policy folder at {directory}; make one with `burnish init`")
     model = Transformer(load_config(directory))
@@ -132,6 +159,7 @@ def save_policy(model: Transformer, directory: Path | str, *, side_files_from: P
     """
     directory = Path(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
+    _restore(directory)
     staged = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     if staged.exists():
         shutil.rmtree(staged)
@@ -144,19 +172,44 @@ def save_policy(model: Transformer, directory: Path | str, *, side_files_from: P
             if (Path(side_files_from) / name).is_file():
                 shutil.copy2(Path(side_files_from) / name, staged / name)
     for path in staged.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    if directory.exists():
+        _sync(path)
+    _sync(staged)
+    if not directory.exists():
+        staged.rename(directory)
+    elif _exchange(staged, directory):
+        shutil.rmtree(staged)
+    else:
         retired = directory.with_name(f".{directory.name}.{os.getpid()}.old")
         directory.rename(retired)
         staged.rename(directory)
         shutil.rmtree(retired)
-    else:
-        staged.rename(directory)
-    folder = os.open(directory.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    _sync(directory.parent)
     return directory
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; False where system or file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+
+
+def _restore(directory: Path) -> None:
+    """Bring the old folder back where a save without exchange was killed between its two renames."""
+    if directory.exists():
+        return
+    for retired in directory.parent.glob(f".{directory.name}.*.old"):
+        retired.rename(directory)
+        return
 
 
 def released_config(config: ModelConfig) -> dict:
