@@ -14,6 +14,7 @@ from collections.abc import Sequence as Ids
 import torch
 from torch import nn
 
+from burnish.kernels.tile.reference import one_thread
 from burnish.policy.inference.cache.pages import PagePool
 from burnish.policy.inference.cache.store import Feed, PagedStore
 from burnish.policy.inference.cache.windows import WindowPool
@@ -178,7 +179,8 @@ class Engine:
             hidden = output.hidden.index_select(0, store.last_rows[sampling].to(output.hidden.device))
             logits = self.model.logits(hidden, deterministic=deterministic)
             sequences = [work[i].sequence for i in sampling]
-            drawn = sample(logits, [s.sampling for s in sequences], [len(s.ids) for s in sequences], self._reserved)
+            with one_thread(deterministic):
+                drawn = sample(logits, [s.sampling for s in sequences], [len(s.ids) for s in sequences], self._reserved)
         if self.config.record_routes:
             self._record_routes(work, output.experts)
         self._advance(work)
