@@ -124,9 +124,9 @@ def sample(
         perturbed = perturbed.masked_fill(reserved, float("-inf"))
         num_reserved = int((best_reserved > perturbed.amax(-1)).sum())
     cut = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1 or p.temperature == 0]
+    rows = torch.tensor(cut, dtype=torch.int64, device=device)
     kept = None
     if cut:
-        rows = torch.tensor(cut, device=device)
         top_k = torch.tensor([1 if params[r].temperature == 0 else params[r].top_k for r in cut], device=device)
         top_p = torch.tensor([params[r].top_p for r in cut], device=device)
         kept = _truncate(behaviour[rows], top_k, top_p)
