@@ -1,15 +1,12 @@
-"""ModelConfig: the architecture's constants, read from and written to the released config.json. Torch-free.
+"""ModelConfig: the architecture's constants and their rules; released_config.py reads and writes config.json. Torch-free.
 
 Knows nothing of weights or devices. Source of every field and rule: the released file's `text_config`; the layer
-schedule (`layer_modes`) is derived from it as the reference implementations do.
+schedule (`layers`) is derived from it as the reference implementations do.
 """
 
 import itertools
-import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
 
 
 class ConfigError(ValueError):
@@ -41,6 +38,14 @@ class RopeScaling:
     """Rotations below which a frequency is fully scaled."""
     original_max_position_embeddings: int = 65536
     """Original context length, tokens."""
+
+
+_SIZES = (
+    "vocab_size", "hidden_size", "moe_intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+    "q_lora_rank", "o_lora_rank", "o_groups", "max_position_embeddings", "n_routed_experts", "num_experts_per_tok",
+    "sliding_window", "index_n_heads", "index_head_dim", "index_topk", "candidate_topk_blocks",
+    "candidate_block_size", "hc_mult", "hc_sinkhorn_iters",
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -182,7 +187,12 @@ class ModelConfig:
                 f"{self.num_hidden_layers + self.num_nextn_predict_layers} entries (backbone and draft)",
                 len(self.compress_ratios),
             ),
-            (all(r >= 0 for r in self.compress_ratios), "compress_ratios", "no negative ratio", self.compress_ratios),
+            (
+                all(isinstance(r, int) and r >= 0 for r in self.compress_ratios),
+                "compress_ratios",
+                "whole numbers, none negative",
+                self.compress_ratios,
+            ),
             (
                 set(self.kv_source_layer_ids) <= set(self.index_source_layer_ids),
                 "kv_source_layer_ids",
@@ -208,6 +218,8 @@ class ModelConfig:
                 self.num_experts_per_tok,
             ),
         ]
+        for name in _SIZES:
+            checks.append((getattr(self, name) >= 1, name, "at least 1", getattr(self, name)))
         for name in ("kv_source_layer_ids", "index_source_layer_ids"):
             ids = getattr(self, name)
             rising = all(a < b for a, b in itertools.pairwise(ids))
@@ -334,110 +346,3 @@ class LayerPlan:
     """Layer whose selection is read, -1: none."""
     pooled: bool = False
     """Selection is restricted to the candidate pool."""
-
-
-# read, checked and otherwise without effect on this model: constants of the architecture or of the framework
-_FIXED = {
-    "hidden_act": "silu",
-    "scoring_func": "sqrtsoftplus",
-    "topk_method": "noaux_tc",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "tie_word_embeddings": False,
-    "model_type": "deepseek_v41_text",
-}
-_FRAMEWORK = {
-    "architectures", "output_hidden_states", "output_attentions", "return_dict", "dtype", "torch_dtype", "use_cache",
-    "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "problem_type", "_name_or_path",
-    "transformers_version", "router_aux_loss_coef", "text_config", "vision_config", "quantization_config",
-    "model_type", "image_token_id", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id",
-}  # fmt: skip
-
-
-def load_config(path: Path | str) -> ModelConfig:
-    """Read a released config.json (or a policy folder that holds one).
-
-    Raises:
-        ConfigError: not JSON, an unknown key, a constant of the architecture with another value, a failed rule.
-        FileNotFoundError: no such file.
-    """
-    path = Path(path)
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"no config.json at {path}: give the folder of a policy")
-    try:
-        raw = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not JSON (line {error.lineno}: {error.msg})") from error
-    try:
-        return from_released(raw)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def from_released(raw: dict[str, Any]) -> ModelConfig:
-    """Build a ModelConfig from the content of a released config.json.
-
-    Args:
-        raw: the top level; its `text_config` holds the text tower. `engram_pad_id` is accepted for
-            `engram_pad_token_id`; draft ratios missing from `compress_ratios` are zeros.
-
-    Raises:
-        ConfigError: see `load_config`.
-    """
-    text = dict(raw.get("text_config", raw))
-    known = {f.name for f in fields(ModelConfig)}
-    if "engram_pad_id" in text:
-        text["engram_pad_token_id"] = text.pop("engram_pad_id")
-    for key, value in _FIXED.items():
-        if key in text and text[key] != value:
-            raise ConfigError(f"text_config.{key} must be {value!r} for this architecture, got {text[key]!r}")
-    values: dict[str, Any] = {}
-    for key, value in text.items():
-        if key == "rope_scaling":
-            values[key] = _rope_scaling(value)
-        elif key in known:
-            values[key] = value
-        elif key not in _FRAMEWORK and key not in _FIXED:
-            raise ConfigError(f"text_config.{key} is not a key of this architecture")
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id"):
-        top = raw.get(key)
-        if values.get(key) is None and top is not None:
-            values[key] = top
-    values = {key: value for key, value in values.items() if value is not None}
-    depth = values.get("num_hidden_layers", 40) + values.get("num_nextn_predict_layers", 3)
-    if "compress_ratios" in values:
-        values["compress_ratios"] = values["compress_ratios"] + [0] * (depth - len(values["compress_ratios"]))
-    return ModelConfig(**values)
-
-
-def _rope_scaling(raw: dict[str, Any]) -> RopeScaling:
-    kind = raw.get("type", raw.get("rope_type", "yarn"))
-    if kind != "yarn":
-        raise ConfigError(f"text_config.rope_scaling.type must be 'yarn', got {kind!r}")
-    known = {f.name for f in fields(RopeScaling)}
-    unknown = set(raw) - known - {"type", "rope_type", "mscale", "mscale_all_dim", "attention_factor"}
-    if unknown:
-        raise ConfigError(f"text_config.rope_scaling.{sorted(unknown)[0]} is not a key of this architecture")
-    return RopeScaling(**{key: value for key, value in raw.items() if key in known})
-
-
-def to_released(config: ModelConfig) -> dict[str, Any]:
-    """The released config.json's content for `config`; `from_released` reads it back equal."""
-    text: dict[str, Any] = {}
-    for f in fields(ModelConfig):
-        value = getattr(config, f.name)
-        if f.name == "rope_scaling":
-            value = {"type": "yarn", **{g.name: getattr(value, g.name) for g in fields(RopeScaling)}}
-        text[f.name] = value
-    text.update(_FIXED)
-    ids = {key: text[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id")}
-    del text["image_token_id"]
-    return {
-        "architectures": ["DeepseekV41ForCausalLM"],
-        "model_type": "deepseek_v41",
-        "dtype": "bfloat16",
-        **ids,
-        "text_config": text,
-    }

@@ -70,7 +70,7 @@ def small() -> ModelConfig:
 
 
 def tiny() -> ModelConfig:
-    """About 1.3 M parameters on the tiny vocabulary: CPU and CI."""
+    """About 1.5 M parameters on the tiny vocabulary: CPU and CI."""
     return ModelConfig(
         vocab_size=TINY_VOCABULARY,
         hidden_size=96,

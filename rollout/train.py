@@ -23,9 +23,9 @@ from burnish.envs.sandbox.lease import driver_identity
 from burnish.envs.task import Task
 from burnish.envs.taskset import load_taskset
 from burnish.policy.checkpoint.lineage import code_version, policy_hash
-from burnish.policy.config import load_config
 from burnish.policy.encoding.conversation import Conversation
 from burnish.policy.encoding.tokenizer import load_tokenizer
+from burnish.policy.released_config import load_config
 from burnish.policy.training.metrics import MetricLogger, WandbMode
 from burnish.policy.training.progress import Progress
 from burnish.rollout import cluster

@@ -18,8 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from burnish.policy.config import ModelConfig, load_config, to_released
+from burnish.policy.config import ModelConfig
 from burnish.policy.model.transformer import Transformer
+from burnish.policy.released_config import load_config, to_released
 
 _EXPERT = re.compile(r"^(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight$")
 _STACK = re.compile(r"^(layers\.\d+\.ffn\.experts)\.(w[123])$")
