@@ -194,7 +194,7 @@ class Engine:
             sequence, start = item.sequence, item.sequence.context.computed
             skip = max(0, sequence.num_routed - start)
             if skip < item.count:
-                sequence.routes.append(routes[first + skip : first + item.count])
+                sequence.add_routes(routes[first + skip : first + item.count])
                 sequence.num_routed = start + item.count
             first += item.count
 
@@ -240,7 +240,9 @@ class Engine:
         self._counts["aborted" if reason == "abort" else "finished"] += 1
         self._counts["cached_tokens"] += sequence.cached_tokens or 0
         self._counts["prompt_tokens"] += sequence.prompt_len
-        return sequence.to_generation()
+        generation = sequence.to_generation()
+        sequence.routes = []
+        return generation
 
     def events(self) -> list[Event]:
         """What each request sampled since the last call, ended ones first; an ended request's last event says why."""

@@ -167,7 +167,8 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         context.is_running, context.request = False, None
-        if not sequence.keep_resident:
+        # a context that never ran has nothing to remember
+        if not sequence.keep_resident or context.epoch < 0:
             self.forget(context)
 
     def forget(self, context: Context) -> None:

@@ -12,6 +12,9 @@ from burnish.policy.inference.prefill import PrefillEntry, PrefillSource
 ABSENT_ROUTE = 0xFFFF
 """Expert id of a row that was not run in a layer."""
 
+# one copy in so many rows keeps routes from holding every step they came from
+_PARTS_PER_CHUNK = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -131,7 +134,9 @@ class Sequence:
     kept: list[list[int]] = field(default_factory=list)
     is_truncated: bool = False
     routes: list[torch.Tensor] = field(default_factory=list)
-    """Parts [n, layers, k] of consecutive positions from `cached_tokens` on."""
+    """Parts [n, layers, k] of consecutive positions from `cached_tokens` on; see `add_routes`."""
+    num_route_chunks: int = 0
+    """Parts at the start that are copies of their own."""
     num_routed: int = 0
     """One past the last position whose routes are kept."""
     cached_tokens: int | None = None
@@ -153,6 +158,13 @@ class Sequence:
     def num_left(self) -> int:
         """Rows to feed before the next token can be sampled."""
         return len(self.ids) - self.context.computed
+
+    def add_routes(self, part: torch.Tensor) -> None:
+        """Append a part; it may be a view of a whole step's routes, which is let go of after some parts."""
+        self.routes.append(part)
+        if len(self.routes) - self.num_route_chunks >= _PARTS_PER_CHUNK:
+            self.routes[self.num_route_chunks :] = [torch.cat(self.routes[self.num_route_chunks :])]
+            self.num_route_chunks += 1
 
     def close_prefill(self) -> None:
         """Log the prefill under way as far as it came: finished, or cut short by an abort, a preemption or a swap."""

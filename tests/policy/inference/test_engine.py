@@ -137,10 +137,11 @@ def test_decode_rows_run_while_a_long_prompt_is_prefilled_in_chunks(model):
 
 
 def test_abort_keeps_everything_in_every_state(model):
-    whole = one(engine_of(model), PROMPT, max_tokens=60, seed=1)
+    whole = one(engine_of(model), PROMPT, max_tokens=70, seed=1)
+    assert whole.routes.shape == (109, 5, 2)
     engine = engine_of(model, max_running=1)
-    engine.add_request("r", "c", PROMPT, params(60, seed=1), keep_resident=True)
-    engine.add_request("behind", "d", PROMPT, params(2))
+    engine.add_request("r", "c", PROMPT, params(70, seed=1), keep_resident=True)
+    engine.add_request("behind", "d", PROMPT, params(2), keep_resident=True)
     for _ in range(2 + 40 - 1):
         engine.step()
     # put back to wait, as a preemption does (serving paper, bug 40)
@@ -148,10 +149,11 @@ def test_abort_keeps_everything_in_every_state(model):
     got = engine.abort("r")
     assert (got.finish_reason, got.ids, got.lp_raw) == ("abort", whole.ids[:40], whole.lp_raw[:40])
     assert len(got.lp_behaviour) == len(got.versions) == 40
-    assert got.routes.shape[0] == 40 + 39
+    assert torch.equal(got.routes.view(torch.int16), whole.routes.view(torch.int16)[:79])
     waiting = engine.abort("behind")
     assert (waiting.ids, waiting.prefill_entries, waiting.routes) == ([], [], None)
     assert engine.abort("behind") is None
+    assert set(engine.scheduler.contexts) == {"c"}
     assert not engine.has_work
     assert engine.step() == []
 
