@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 OWNER = "BURNISH_OWNER"
 PROC = Path("/proc")
+SHORT_TMP, FOLDER = Path("/tmp"), "burnish-ray-"
+"""Where a local cluster keeps its files and sockets."""
 
 
 class PlacementError(UserError):
@@ -132,7 +134,8 @@ def start(config: ClusterConfig) -> Cluster:
     import ray
 
     # the paths of Unix sockets are short: below a long TMPDIR they would not fit
-    folder = Path(tempfile.mkdtemp(prefix="bray-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=SHORT_TMP))
+    (folder / "owner").write_text(os.environ[OWNER])
     ray.init(
         num_cpus=num_cpus,
         include_dashboard=False,
@@ -145,7 +148,13 @@ def start(config: ClusterConfig) -> Cluster:
 
 
 def sweep_orphans() -> list[int]:
-    """Kills processes whose owner (a driver of an earlier run on this machine) is dead; returns their pids."""
+    """Kills processes whose owner (a driver of an earlier run on this machine) is dead; returns their pids.
+
+    Files of such a driver's cluster go too.
+    """
+    for mark in SHORT_TMP.glob(f"{FOLDER}*/owner"):
+        if is_alive(mark.read_text()) is False:
+            shutil.rmtree(mark.parent, ignore_errors=True)
     killed = []
     for entry in PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

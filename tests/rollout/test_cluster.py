@@ -41,3 +41,15 @@ def test_sweep_kills_children_of_dead_drivers_only():
     finally:
         own.kill()
         own.wait()
+
+
+def test_files_of_dead_clusters_go_and_those_of_living_ones_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr("burnish.rollout.cluster.SHORT_TMP", tmp_path)
+    dead, alive, other = (tmp_path / name for name in ("burnish-ray-dead", "burnish-ray-alive", "mine"))
+    for folder, owner in ((dead, "gone"), (alive, driver_identity()), (other, "gone")):
+        folder.mkdir()
+        (folder / "owner").write_text(
+            driver_identity().replace(f"/{os.getpid()}/", "/999999999/") if owner == "gone" else owner
+        )
+    sweep_orphans()
+    assert [dead.exists(), alive.exists(), other.exists()] == [False, True, True]
