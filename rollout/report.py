@@ -178,7 +178,8 @@ def _plot(axes: Any, records: list[dict[str, Any]], names: dict[str, str], title
     for name, label in names.items():
         points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), label=label)
+            # a line of one point is nothing
+            axes.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 30 else None)
     axes.set(title=title, xlabel="optimizer step")
     if axes.has_data():
         axes.legend()
