@@ -75,13 +75,13 @@ def experts_ref(
     first_tile, first_slot = tiles.cumsum(0) - tiles, counts.cumsum(0) - counts
     expert = flat[slots]
     place = first_tile[expert] * TILE + torch.arange(slots.numel(), device=x.device) - first_slot[expert]
-    packed = x.new_zeros(tile_expert.numel() * TILE, x.shape[-1]).index_copy(0, place, x[slots // k])
+    packed = x.new_zeros(tile_expert.numel() * TILE, x.shape[-1]).index_copy(0, place, x.index_select(0, slots // k))
     packed = packed.view(-1, TILE, x.shape[-1])
-    scale = weights.new_zeros(packed.shape[0] * TILE).index_copy(0, place, weights.flatten()[slots])
+    scale = weights.new_zeros(packed.shape[0] * TILE).index_copy(0, place, weights.flatten().index_select(0, slots))
     hidden = swiglu_ref(grouped_linear(packed, w1, tile_expert), grouped_linear(packed, w3, tile_expert), limit)
     hidden = (hidden * scale.view(-1, TILE, 1)).to(x.dtype)
     out = grouped_linear(hidden, w2, tile_expert).flatten(0, 1)
-    gathered = out.new_zeros(num_rows * k, x.shape[-1]).index_copy(0, slots, out[place])
+    gathered = out.new_zeros(num_rows * k, x.shape[-1]).index_copy(0, slots, out.index_select(0, place))
     return gathered.view(num_rows, k, -1).float().sum(1)
 
 

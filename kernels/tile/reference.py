@@ -72,7 +72,7 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, tile_expert: torch.Ten
         [T, 16, O].
     """
     if weight.shape[1] * weight.shape[2] <= 1 << 16:  # copying a small weight a tile beats a loop over experts
-        return torch.bmm(x, weight[tile_expert].transpose(1, 2))
+        return torch.bmm(x, weight.index_select(0, tile_expert).transpose(1, 2))
     counts = torch.bincount(tile_expert, minlength=weight.shape[0]).tolist()
     parts = [
         torch.bmm(tiles, weight[expert].t().unsqueeze(0).expand(tiles.shape[0], -1, -1))

@@ -193,12 +193,13 @@ class PagedStore:
         """See KVStore."""
         entries = self._entries[self._plans[layer].ratio]
         if gate is None:
-            return value[entries.members], None, entries.position
+            return value.index_select(0, entries.members.flatten()).unsqueeze(1), None, entries.position
         halves, num_live = self._windows.halves[layer], self._num_live
         stacked = []
         for part, rows in enumerate((value, gate)):
             old = halves[part].index_select(0, entries.old_places)
-            stacked.append(torch.cat((rows[:num_live], old))[entries.members])
+            both = torch.cat((rows[:num_live], old)).index_select(0, entries.members.flatten())
+            stacked.append(both.unflatten(0, entries.members.shape))
             halves[part].index_copy_(0, entries.saved_places, rows.index_select(0, entries.saved_rows))
         return stacked[0], stacked[1], entries.position
 
