@@ -5,6 +5,7 @@ behaves like the real thing at its interface, and none knows the test that uses 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,21 @@ class EchoVerifier:
         _, word, _, name = task.instruction.split()
         grader = FileVerifier(f"/app/{name}", f"{word}\n")
         return grader.verify(task, artifacts, run_id=run_id, attempt_id=attempt_id)
+
+
+class CoinVerifier:
+    """Reward 0 or 1 by the slot's name: an untrained policy gets groups with variance. Loads as `fakes:CoinVerifier`."""
+
+    def __init__(self, sandboxes: Any) -> None:
+        self.sandboxes = sandboxes
+
+    def verify(self, task: Any, artifacts: Artifacts, *, run_id: str, attempt_id: str) -> Verdict:
+        slot_id = attempt_id.rpartition("-")[0]
+        reward = float(sha256(slot_id.encode()).digest()[0] & 1)
+        return Verdict(
+            reward=reward, rewards={"reward": reward}, tests_run=1, tests_passed=int(reward), log="", duration_s=0.0,
+            artifacts_hash=artifacts.content_hash,
+        )  # fmt: skip
 
 
 class ScriptedEngine:
