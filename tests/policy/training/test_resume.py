@@ -59,17 +59,26 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_kill_minus_nine_at_fifty_points_always_leaves_a_loadable_state(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
-    write_state(store, 1)
-    step, chance = 1, random.Random(7)
+    started = time.monotonic()
+    for step in (1, 2, 3):
+        write_state(store, step)
+    # kills are spread over the time that a few writes take here and now, whatever else the machine does
+    longest_s = 4 * (time.monotonic() - started) / 3
+    chance = random.Random(7)
     for _ in range(50):
+        ready, tell = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(tell, b".")
             for n in range(100):  # the same step twice now and then: the replacing rename is a point of its own
                 write_state(store, step + 1 + n // 2)
             os._exit(0)
-        time.sleep(chance.uniform(0.0, 0.03))
+        os.read(ready, 1)
+        time.sleep(chance.uniform(0.0, longest_s))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(ready)
+        os.close(tell)
         latest = CheckpointStore(tmp_path, keep=1).latest()
         assert latest is not None
         facts = store.verify(latest)
