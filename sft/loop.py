@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from burnish.policy.training.distributed import ensure_process_group, shutdown
@@ -27,12 +28,14 @@ class DivergedError(RuntimeError):
 
 
 @contextmanager
-def ranks(verb: str, num_ranks: int) -> Iterator[None]:
-    """The process group of a run.
+def ranks(verb: str, num_ranks: int, threads: int = 0) -> Iterator[None]:
+    """The process group of a run, and its CPU threads (0: torch's own choice).
 
     Raises:
         ValueError: another number of processes was started.
     """
+    if threads:
+        torch.set_num_threads(threads)
     ensure_process_group()
     try:
         if dist.get_world_size() != num_ranks:

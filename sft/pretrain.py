@@ -36,7 +36,7 @@ HELD_OUT = "held-out"
 
 def main(run: PretrainRun) -> int:
     """Train for run.steps steps, then write `<out>/policy`."""
-    with ranks("pretrain", run.batch.num_ranks):
+    with ranks("pretrain", run.batch.num_ranks, run.threads):
         return _train(run)
 
 

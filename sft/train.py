@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 def main(run: SftRun) -> int:
     """Train until every epoch is done, then write `<run folder>/policy`."""
-    with ranks("sft", run.batch.num_ranks):
+    with ranks("sft", run.batch.num_ranks, run.threads):
         return _train(run)
 
 
