@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,14 +17,14 @@ import numpy as np
 
 from burnish.envs.sandbox.base import open_sandboxes
 from burnish.envs.taskset import load_taskset
-from burnish.policy.training.config import TrainConfig
 from burnish.rollout.batch import StepResult, TrainItem
-from burnish.rollout.config import AlgoConfig, ClusterConfig
+from burnish.rollout.config import ClusterConfig
 from burnish.rollout.episode import GRACE_S, GRADE_DEADLINE_S, SANDBOX_DEADLINE_S
 from burnish.rollout.generator import GenerateRequest, open_engine
+from burnish.rollout.settings import EpisodeSettings, TrainerSettings
 from burnish.rollout.types import GenerationError, RolloutError, Slot, Trajectory
 from burnish.rollout.weight_sync import Receipt, WeightManifest
-from burnish.rollout.worker import EpisodeRunner, EpisodeSettings
+from burnish.rollout.worker import EpisodeRunner
 
 if TYPE_CHECKING:
     from burnish.policy.inference.config import EngineConfig
@@ -38,28 +38,6 @@ ANSWER_GRACE_S = 90.0
 
 class ActorLost(RolloutError):
     """An actor died or did not answer in time; it is named."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerSettings:
-    """What the trainer of a run needs; crosses into its process once."""
-
-    policy: str
-    """Policy folder the run started from."""
-    blocks: str
-    checkpoints: str
-    weights: str
-    """Folder of published versions."""
-    train: TrainConfig
-    algo: AlgoConfig
-    temperature: float
-    """Of sampling: the policy's log-probabilities are taken at it."""
-    reserved_ids: tuple[int, ...]
-    """Ids that the engine never samples, beside the model's placeholders."""
-    max_rollout_tokens: int
-    """Sampled tokens one rollout can have, for reduction=constant."""
-    tokens_per_micro_batch: int
-    deterministic: bool
 
 
 class Actors(Protocol):

@@ -25,9 +25,10 @@ from burnish.envs.taskset import TaskSet, load_taskset
 from burnish.policy.checkpoint.lineage import policy_hash
 from burnish.policy.training.progress import Progress
 from burnish.rollout.config import Agent, EvalRun
+from burnish.rollout.settings import EpisodeSettings
 from burnish.rollout.stats import Interval, bootstrap_mean, pass_rates, read_results, wilson
 from burnish.rollout.types import Slot, Trajectory
-from burnish.rollout.worker import EpisodeRunner, EpisodeSettings
+from burnish.rollout.worker import EpisodeRunner
 
 logger = logging.getLogger(__name__)
 

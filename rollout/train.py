@@ -29,14 +29,14 @@ from burnish.policy.released_config import load_config
 from burnish.policy.training.metrics import MetricLogger, WandbMode
 from burnish.policy.training.progress import Progress
 from burnish.rollout import cluster
-from burnish.rollout.actors import RayActors, TrainerSettings
+from burnish.rollout.actors import RayActors
 from burnish.rollout.advantage import load_advantage
 from burnish.rollout.config import Agent, RlRun
 from burnish.rollout.controller import Controller
 from burnish.rollout.harness.base import load_harness
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.ledger_schema import LedgerError
-from burnish.rollout.worker import EpisodeSettings
+from burnish.rollout.settings import EpisodeSettings, TrainerSettings
 
 logger = logging.getLogger(__name__)
 

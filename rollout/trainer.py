@@ -21,11 +21,11 @@ from burnish.policy.model.transformer import Transformer
 from burnish.policy.training.forward import Scored, score
 from burnish.policy.training.packing import PackedBatch, pack
 from burnish.policy.training.step import LossSum, TrainStep
-from burnish.rollout.actors import TrainerSettings
 from burnish.rollout.batch import StepResult, TrainItem
 from burnish.rollout.layout import forced_experts, lay_out
 from burnish.rollout.loss_terms import LossInputs, Normaliser, Reduction, RolloutStatistics
 from burnish.rollout.losses import Loss, load_loss
+from burnish.rollout.settings import TrainerSettings
 from burnish.rollout.weight_sync import WeightManifest, publish
 
 logger = logging.getLogger(__name__)

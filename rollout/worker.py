@@ -8,20 +8,19 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnish.envs.config import SandboxConfig, SandboxKind
 from burnish.envs.sandbox.base import SandboxFactory
 from burnish.envs.task import Task
-from burnish.policy.encoding.config import EncodingConfig
 from burnish.policy.encoding.conversation import Conversation
 from burnish.policy.encoding.tokenizer import Tokenizer, load_tokenizer
 from burnish.rollout.agents import Generate, PolicyAgent, ScriptedAgent, nop, oracle, sampling_seed
-from burnish.rollout.config import Agent, EpisodeConfig, SamplingConfig
+from burnish.rollout.config import Agent
 from burnish.rollout.episode import Services, run_episode
 from burnish.rollout.harness.base import load_harness
+from burnish.rollout.settings import EpisodeSettings
 from burnish.rollout.token_log import TokenLog
 from burnish.rollout.types import Slot, Trajectory
 from burnish.verifiers.verifier import load_verifier
@@ -35,30 +34,6 @@ logger = logging.getLogger(__name__)
 ANSWER_GRACE_S = 90.0
 # ended attempts kept for a call that is repeated after a lost reply
 KEPT_TRAJECTORIES = 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeSettings:
-    """What every episode of a run shares; crosses into the workers once."""
-
-    run_id: str
-    agent: Agent
-    tasks: str
-    """Task set folder."""
-    policy: str
-    """Policy folder whose tokenizer encodes; empty for scripted agents."""
-    blocks: str
-    """Folder of the token logs."""
-    harness: str
-    verifier: str
-    sandbox: SandboxKind
-    limits: SandboxConfig
-    episode: EpisodeConfig
-    encoding: EncodingConfig
-    sampling: SamplingConfig
-    seed: int
-    concurrency: int
-    """Episodes at a time in one process."""
 
 
 class EpisodeRunner:

@@ -21,11 +21,21 @@ from burnish.rollout.audit import audit
 BURNISH = Path(sys.executable).with_name("burnish")
 # set it to kill more often: BURNISH_KILLS=10 pytest tests/e2e/test_rl_resume.py
 NUM_KILLS = int(os.environ.get("BURNISH_KILLS", "2"))
-SETTINGS = (
-    "name=run sandbox=local verifier=fakes:CoinVerifier max_steps=8 checkpoint_every=2 wandb=disabled "
-    "algo.group_size=4 algo.groups_per_step=2 cluster.episodes_per_worker=8 engine.deterministic=true "
-    "episode.max_turns=2 episode.max_turn_tokens=8 episode.max_context_tokens=120"
-).split()
+SETTINGS = [
+    "name=run",
+    "sandbox=local",
+    "verifier=fakes:CoinVerifier",
+    "max_steps=8",
+    "checkpoint_every=2",
+    "wandb=disabled",
+    "algo.group_size=4",
+    "algo.groups_per_step=2",
+    "cluster.episodes_per_worker=8",
+    "engine.deterministic=true",
+    "episode.max_turns=2",
+    "episode.max_turn_tokens=8",
+    "episode.max_context_tokens=120",
+]
 
 
 def burnish(folder: Path, *words: str) -> subprocess.Popen[bytes]:

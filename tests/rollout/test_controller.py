@@ -25,9 +25,10 @@ from burnish.rollout.config import Agent, AlgoConfig, ClusterConfig, EpisodeConf
 from burnish.rollout.controller import Controller
 from burnish.rollout.generator import EngineLoop
 from burnish.rollout.ledger import Ledger
+from burnish.rollout.settings import EpisodeSettings
 from burnish.rollout.types import Disposition, RolloutError
 from burnish.rollout.weight_sync import Receipt, WeightManifest, WeightSyncError
-from burnish.rollout.worker import EpisodeRunner, EpisodeSettings
+from burnish.rollout.worker import EpisodeRunner
 
 WORDS = ("amber", "falcon", "cloud", "river", "stone", "field", "light", "paper")
 

@@ -14,11 +14,11 @@ from burnish.policy.inference.engine import Engine
 from burnish.policy.inference.sequence import SamplingParams
 from burnish.policy.model.transformer import Transformer
 from burnish.policy.training.config import TrainConfig
-from burnish.rollout.actors import TrainerSettings
 from burnish.rollout.batch import TrainItem
 from burnish.rollout.blocks import read_block
 from burnish.rollout.config import AlgoConfig, RlRun, SamplingConfig
 from burnish.rollout.layout import lay_out
+from burnish.rollout.settings import TrainerSettings
 from burnish.rollout.token_log import TokenLog
 from burnish.rollout.trainer import Trainer
 

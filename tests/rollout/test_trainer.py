@@ -18,13 +18,13 @@ from burnish.policy.inference.config import EngineConfig
 from burnish.policy.initialize import main as initialise
 from burnish.policy.training.config import TrainConfig
 from burnish.policy.training.distributed import shutdown
-from burnish.rollout.actors import TrainerSettings
 from burnish.rollout.agents import PolicyAgent
 from burnish.rollout.batch import TrainItem
 from burnish.rollout.blocks import BlockError, read_block
 from burnish.rollout.config import AlgoConfig, EpisodeConfig, SamplingConfig
 from burnish.rollout.generator import open_engine
 from burnish.rollout.layout import lay_out
+from burnish.rollout.settings import TrainerSettings
 from burnish.rollout.token_log import TokenLog
 from burnish.rollout.trainer import Trainer
 from burnish.rollout.weight_sync import check_receipt, publish

@@ -1,0 +1,54 @@
+"""What a run's processes are told once, at their start. Plain values: they cross process borders."""
+
+from dataclasses import dataclass
+
+from burnish.envs.config import SandboxConfig, SandboxKind
+from burnish.policy.encoding.config import EncodingConfig
+from burnish.policy.training.config import TrainConfig
+from burnish.rollout.config import Agent, AlgoConfig, EpisodeConfig, SamplingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """What the trainer of a run needs; crosses into its process once."""
+
+    policy: str
+    """Policy folder the run started from."""
+    blocks: str
+    checkpoints: str
+    weights: str
+    """Folder of published versions."""
+    train: TrainConfig
+    algo: AlgoConfig
+    temperature: float
+    """Of sampling: the policy's log-probabilities are taken at it."""
+    reserved_ids: tuple[int, ...]
+    """Ids that the engine never samples, beside the model's placeholders."""
+    max_rollout_tokens: int
+    """Sampled tokens one rollout can have, for reduction=constant."""
+    tokens_per_micro_batch: int
+    deterministic: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSettings:
+    """What every episode of a run shares; crosses into the workers once."""
+
+    run_id: str
+    agent: Agent
+    tasks: str
+    """Task set folder."""
+    policy: str
+    """Policy folder whose tokenizer encodes; empty for scripted agents."""
+    blocks: str
+    """Folder of the token logs."""
+    harness: str
+    verifier: str
+    sandbox: SandboxKind
+    limits: SandboxConfig
+    episode: EpisodeConfig
+    encoding: EncodingConfig
+    sampling: SamplingConfig
+    seed: int
+    concurrency: int
+    """Episodes at a time in one process."""
