@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 from typing import Any
 
 import torch
@@ -52,7 +53,12 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def shutdown() -> None:
-    """Leave the process group; without it a process may abort at exit."""
-    if dist.is_initialized():
-        with contextlib.suppress(RuntimeError):
+    """Leave the process group; without it a process may abort at exit. A later train step makes a new one."""
+    if not dist.is_initialized():
+        return
+    deepspeed = sys.modules.get("deepspeed")
+    with contextlib.suppress(RuntimeError):
+        if deepspeed is not None and deepspeed.comm.is_initialized():
+            deepspeed.comm.destroy_process_group()  # forgets the copies of the group that DeepSpeed keeps
+        else:
             dist.destroy_process_group()

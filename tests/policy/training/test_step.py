@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from burnish.policy.training.config import TrainConfig
+from burnish.policy.training.distributed import shutdown
 from burnish.policy.training.resume import CheckpointError
 from burnish.policy.training.step import LossSum, TrainStep, reduce_metrics
 
@@ -169,3 +170,14 @@ def test_two_ranks_through_gloo(tmp_path):
         bad = results[f"not finite on rank 1 zero {stage}"]
         assert (bad["weight"], bad["train/step_skipped"]) == (1.0, 1.0)
     assert results["resume"] == {"is_same": True, "extra": {"cursor": 7}}
+
+
+def test_a_trainer_can_be_made_after_the_group_was_left():
+    """One process trains twice: DeepSpeed keeps copies of the first group, which must go with it."""
+    losses = []
+    for stage in (1, 0, 2):
+        trainer = make_trainer(stage)
+        losses.append(trainer.step([make_batch()], squared_error, denominator=16)["train/loss"])
+        shutdown()
+        assert not torch.distributed.is_initialized()
+    assert losses == losses[:1] * 3
