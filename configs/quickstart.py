@@ -81,6 +81,10 @@ class Stage:
     def command(self) -> list[str]:
         """How the stage is started."""
         run = [sys.executable, "-m", "burnish.configs.cli", self.verb]
+        num_ranks = self.config.batch.num_ranks if isinstance(self.config, SftRun) else 1
+        if num_ranks > 1:
+            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+            run = [sys.executable, *launcher, *run[1:]]
         if self.verb == "rl" and (Path(self.config.runs) / self.config.name / "config.yaml").is_file():
             return [*run, f"resume={quoted(str(Path(self.config.runs) / self.config.name))}"]
         return [*run, *overrides_of(self.config)]

@@ -71,7 +71,11 @@ class Transformer(nn.Module):
         self.head = Head(config)
 
     def reset_parameters(self, seed: int) -> None:
-        """Initial weights: N(0, initializer_range^2) matrices, unit norms and mHC scales, zero biases and sinks."""
+        """Initial weights: N(0, initializer_range^2) matrices, unit norms and mHC scales, zero biases and sinks.
+
+        The head starts as a copy of the embedding (they part with the first step): a small model then learns to say
+        what it reads in far fewer steps.
+        """
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -82,6 +86,7 @@ class Transformer(nn.Module):
                 else:
                     noise = torch.randn(parameter.shape, generator=generator)
                     parameter.copy_(noise * self.config.initializer_range)
+            self.head.weight.copy_(self.embed.weight)
             for buffer in self.buffers():
                 buffer.zero_()
 
