@@ -12,7 +12,6 @@ import re
 import secrets
 import select
 import shutil
-import signal
 import stat
 import subprocess
 import tempfile
@@ -27,14 +26,12 @@ from burnish.envs.sandbox.archive import Collector, Entry, checked_name, read_en
 from burnish.envs.sandbox.base import ArtifactFile, Artifacts, ExecResult, OneShot, SandboxCrashed, SandboxError
 from burnish.envs.sandbox.images import ImagePlan, plan_agent, plan_verifier
 from burnish.envs.sandbox.lease import labels
+from burnish.envs.sandbox.processes import MARK, directory_of, end_processes
 from burnish.envs.sandbox.shell import ARGV, Shell, quote, result
 from burnish.envs.task import Task, TaskError
 
-MARK = "BURNISH_SANDBOX"
 SETUP_TIMEOUT_S = 30.0
-KILL_ROUNDS = 50
 OWN_FOLDERS = ("app", "tests", "logs", "solution", "tmp", "root")
-PROC = Path("/proc")
 
 
 def base_directory() -> Path:
@@ -192,47 +189,6 @@ def remove_tree(home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
 
 
-def processes_of(sandbox_id: str) -> dict[int, int]:
-    """Process -> parent of everything that carries the sandbox's mark."""
-    mark = f"{MARK}={sandbox_id}".encode()
-    found: dict[int, int] = {}
-    for entry in PROC.glob("[0-9]*"):
-        try:
-            if mark not in (entry / "environ").read_bytes().split(b"\0"):
-                continue
-            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] not in "ZX":
-            found[int(entry.name)] = int(fields[1])
-    return found
-
-
-def end_processes(sandbox_id: str, shell: int = 0, spared: frozenset[int] = frozenset()) -> None:
-    """Stops all, so that no parent goes on when its child dies, then kills all; except `spared` and what is below them."""
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        seen: set[int] = set()
-        for _ in range(KILL_ROUNDS):
-            found = processes_of(sandbox_id)
-            fresh = {pid for pid in found if pid not in seen and not is_spared(pid, found, shell, spared)}
-            for pid in fresh:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-            seen |= fresh
-            if not fresh:
-                break
-        if not seen:
-            return
-
-
-def is_spared(pid: int, parents: Mapping[int, int], shell: int, spared: frozenset[int]) -> bool:
-    while pid in parents and pid != shell:
-        if pid in spared:
-            return True
-        pid = parents[pid]
-    return False
-
-
 class LocalSandbox:
     """One temporary root and its shell. See `Sandbox` for what its methods promise."""
 
@@ -281,7 +237,7 @@ class LocalSandbox:
         frame = shell.frame
         assert frame is not None, "the set-up command has ended before any other begins"
         with contextlib.suppress(OSError):
-            self.directory = str((PROC / str(frame.shell_pid) / "cwd").readlink())
+            self.directory = directory_of(frame.shell_pid)
         end_processes(self.tree.id, frame.shell_pid, frame.processes - {frame.shell_pid})
 
     def put_files(self, files: Mapping[str, bytes | Path], destination: str) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from burnish.envs.config import ReapRun
 from burnish.envs.sandbox.base import SandboxUnavailable
 from burnish.envs.sandbox.lease import is_orphan
-from burnish.envs.sandbox.local import base_directory, end_processes, remove_tree
+from burnish.envs.sandbox.local import base_directory, remove_tree
+from burnish.envs.sandbox.processes import end_processes
 
 
 def is_due(owner: Mapping[str, str], run: str, now: float) -> bool:

@@ -13,7 +13,8 @@ import pytest
 from burnish.envs.config import ReapRun, SandboxConfig, SandboxKind
 from burnish.envs.sandbox.base import open_sandboxes
 from burnish.envs.sandbox.lease import driver_identity, is_alive, is_orphan
-from burnish.envs.sandbox.local import base_directory, processes_of
+from burnish.envs.sandbox.local import base_directory
+from burnish.envs.sandbox.processes import processes_of
 from burnish.envs.sandbox.reap import is_due, main, reap_containers, reap_local, sentence
 from burnish.envs.task import load_task
 
