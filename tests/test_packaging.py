@@ -1,7 +1,11 @@
 """The wheel ships what the tree holds: an editable install would hide a package that the wheel forgot."""
 
+import re
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOTS = ("policy", "rollout", "envs", "verifiers", "distill", "sft", "configs", "kernels")
@@ -38,8 +42,24 @@ def test_source_files_stay_readable():
     # files under 400 lines is the aim, 600 never; a longer one holds two nouns
     lengths = {
         path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines())
-        for root in ROOTS
+        for root in (*ROOTS, "tests")
         for path in (ROOT / root).rglob("*.py")
         if DATA not in path.parents
     }
     assert not {name: n for name, n in lengths.items() if n > 600}
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_the_readme_of_a_folder_names_its_files_and_no_others(root):
+    folder = ROOT / root
+    table = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("|")]
+    entries = [name for line in table for name in re.findall(r"`([\w/*-]+(?:\.py|\.yaml|\.sh|/))`", line)]
+    entries = [name for name in entries if not name.startswith("tests/")]
+    files = [p.relative_to(folder).as_posix() for suffix in ("py", "yaml", "sh") for p in folder.rglob(f"*.{suffix}")]
+    files = [name for name in files if name != "__init__.py"]
+
+    def holds(entry: str, name: str) -> bool:
+        return name.startswith(entry) if entry.endswith("/") else fnmatch(name, entry)
+
+    assert not [name for name in files if not any(holds(entry, name) for entry in entries)], "not in the README"
+    assert not [entry for entry in entries if not any(holds(entry, name) for name in files)], "not in the tree"
