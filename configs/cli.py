@@ -14,6 +14,7 @@ import textwrap
 import traceback
 from collections.abc import Sequence
 
+from burnish.configs.refusals import sentence_of
 from burnish.configs.verbs import VERBS, Verb
 from burnish.envs.errors import UserError
 
@@ -35,11 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"burnish {name}: stopped\n")
         return 130
-    # a ValueError or a missing file is what the user gave; anything else is ours and keeps its traceback
-    except (ValueError, FileNotFoundError) as error:
+    # seen by sentence_of, which leaves what is ours to Python and its traceback
+    except Exception as error:
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
         if os.environ.get("BURNISH_TRACEBACK"):
             traceback.print_exc()
-        sys.stderr.write(f"burnish {name}: {_one_sentence(error)}\n")
+        sys.stderr.write(f"burnish {name}: {sentence}\n")
         return 2
 
 
@@ -96,14 +100,6 @@ def _verb(name: str) -> Verb:
     raise UserError(f"unknown verb '{name}'; {hint}")
 
 
-def _one_sentence(error: BaseException) -> str:
-    """The message without line breaks; an error that crossed Ray speaks with its cause's words."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, Exception) and type(error).__name__.startswith("RayTaskError"):
-        error = cause
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _overview() -> str:
     width = max(map(len, VERBS))
     lines = [f"  {verb.name:<{width}}  {verb.summary}" for verb in VERBS.values()]
@@ -131,22 +127,17 @@ def _verb_help(verb: Verb) -> str:
     if choices:
         lines += ["", "choices"] + [f"  {group}={'|'.join(options)}" for group, options in choices.items()]
     lines += ["", "keys"]
+    required = OmegaConf.missing_keys(cfg)
     columns = shutil.get_terminal_size((110, 20)).columns
     for key, doc in field_docs(verb.config_class()).items():
         node = OmegaConf.select(cfg, key, throw_on_missing=False) if not OmegaConf.is_missing(cfg, key) else "???"
         if OmegaConf.is_dict(node) and key not in choices and type_name(type_of(key, cfg)) != "mapping":
             continue  # its parts follow, one a line
-        default = "required" if _is_required(cfg, key) else f"= {_shown(node)}"
+        default = "required" if key in required else f"= {_shown(node)}"
         lines.append(f"  {key}  ({type_name(type_of(key, cfg))}, {default})")
         if doc:
             lines += textwrap.wrap(doc, max(columns, 60), initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
-
-
-def _is_required(cfg: object, key: str) -> bool:
-    from omegaconf import OmegaConf
-
-    return key in OmegaConf.missing_keys(cfg)
 
 
 def _shown(value: object) -> str:
@@ -158,7 +149,8 @@ def _shown(value: object) -> str:
 
 
 def _start_logging() -> None:
-    level = os.environ.get("BURNISH_LOG", "INFO").upper()
+    # of the ranks that torchrun starts, the first speaks; the others are heard when something is wrong
+    level = os.environ.get("BURNISH_LOG", "INFO" if os.environ.get("RANK", "0") == "0" else "WARNING").upper()
     logging.basicConfig(level=level, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
 
 

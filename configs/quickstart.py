@@ -164,10 +164,12 @@ def run_stage(stage: Stage, folder: Path, history: "History", lock: int) -> int:
         logger.info("Stage %s is done already", stage.name)
         return 0
     command = stage.command()
-    logger.info("Stage %s: burnish %s", stage.name, " ".join(command[3:5]) + (" ..." if len(command) > 5 else ""))
+    logger.info("Stage %s: burnish %s ...", stage.name, stage.verb)
     started = time.time()
+    # the launcher of several ranks wants to be told; libraries' deprecations are not the user's to mend
+    env = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore::FutureWarning"} | os.environ
     # the child inherits the lock: a second quickstart waits for the orphans of a killed one too
-    process = subprocess.Popen(command, pass_fds=[lock])
+    process = subprocess.Popen(command, pass_fds=[lock], env=env)
     history.begin(stage.name, process.pid, started)
     before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
