@@ -21,7 +21,8 @@ ADVICE = {
     errno.EDQUOT: "free some space, then give the same command again",
     errno.ETXTBSY: "another process holds it",
 }
-# how libraries that write files themselves say ENOSPC
+# how libraries that take memory or write files themselves say that there is no more
+MEMORY_FULL = ("DefaultCPUAllocator: can't allocate memory", "CUDA out of memory")
 DISK_FULL = ("No space left on device", "database or disk is full", "PytorchStreamWriter failed writing file")
 
 
@@ -38,6 +39,8 @@ def sentence_of(error: BaseException) -> str | None:
     for inner in chain(error):
         if getattr(inner, "errno", None) != errno.ENOSPC and any(text in str(inner) for text in DISK_FULL):
             return f"the disk is full ({one_line(str(inner))}); {ADVICE[errno.ENOSPC]}"
+        if isinstance(inner, MemoryError) or any(text in str(inner) for text in MEMORY_FULL):
+            return f"not enough memory ({one_line(str(inner))}); give a smaller policy, batch or engine"
     if isinstance(error, OSError) and error.errno is not None:
         advice = ADVICE.get(error.errno)
         if advice is None:

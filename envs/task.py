@@ -96,13 +96,19 @@ class Task:
         """Commands of solution/solve.sh, one a line, without comments, blank lines and the #! line.
 
         Raises:
-            TaskError: the task has no solution.
+            TaskError: the task has no solution, or nothing in it is a command.
         """
         script = self.solution_dir / "solve.sh"
         if not script.is_file():
             raise TaskError(f"{script}: the task has no oracle solution")
-        lines = script.read_text("utf-8").splitlines()
-        return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        try:
+            lines = script.read_text("utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise TaskError(f"{script}: not UTF-8 at byte {error.start}") from None
+        commands = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not commands:
+            raise TaskError(f"{script}: no command in it")
+        return commands
 
 
 def load_task(path: Path) -> Task:
@@ -294,11 +300,30 @@ def check_layout(path: Path, files: Mapping[str, Path], config: TaskConfig) -> N
         raise TaskError(f"{path / 'tests/test.sh'}: missing{kind}")
     if "environment/Dockerfile" not in files and config.environment.docker_image is None:
         raise TaskError(f"{path / 'environment/Dockerfile'}: missing, and environment.docker_image is not set")
+    if "environment/Dockerfile" in files:
+        check_dockerfile(path / "environment/Dockerfile")
+    if b"\r\n" in (path / "tests/test.sh").read_bytes():
+        raise TaskError(
+            f"{path / 'tests/test.sh'}: Windows line ends, which bash takes for text; convert it (dos2unix)"
+        )
     later = ("trajectory.json", "steps", "environment/docker-compose.yaml", "tests/docker-compose.yaml")
     later += ("tests/.harborignore", "solution/.harborignore")
     for name in later:
         if (path / name).exists():
             raise TaskError(f"{path / name}: valid Harbor, but Burnish does not run it yet")
+
+
+def check_dockerfile(path: Path) -> None:
+    """Raises:
+    TaskError: it is not text, or does not begin with FROM (ARG and comments may stand before it).
+    """
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: not UTF-8 at byte {error.start}") from None
+    first = next((line.split() for line in lines if line.strip() and not line.lstrip().startswith("#")), [""])
+    if first[0].upper() not in ("FROM", "ARG"):
+        raise TaskError(f"{path}: must begin with FROM, got {first[0]!r}")
 
 
 def read_instruction(path: Path) -> str:

@@ -74,7 +74,7 @@ def read_index(path: Path) -> dict[str, Any]:
         return {}
     try:
         index = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{path}: not JSON: {error}") from None
     if not isinstance(index, dict):
         raise TaskError(f"{path}: must hold an object")

@@ -5,6 +5,7 @@ schedule (`layers`) is derived from it as the reference implementations do.
 """
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -45,6 +46,10 @@ _SIZES = (
     "q_lora_rank", "o_lora_rank", "o_groups", "max_position_embeddings", "n_routed_experts", "num_experts_per_tok",
     "sliding_window", "index_n_heads", "index_head_dim", "index_topk", "candidate_topk_blocks",
     "candidate_block_size", "hc_mult", "hc_sinkhorn_iters",
+)  # fmt: skip
+_POSITIVE = (
+    "swiglu_limit", "rms_norm_eps", "initializer_range", "rope_theta", "compress_rope_theta", "routed_scaling_factor",
+    "gate_temp", "hc_eps",
 )  # fmt: skip
 
 
@@ -170,7 +175,7 @@ class ModelConfig:
             (self.num_key_value_heads == 1, "num_key_value_heads", "1", self.num_key_value_heads),
             (self.n_shared_experts == 1, "n_shared_experts", "1", self.n_shared_experts),
             (
-                self.num_attention_heads % self.o_groups == 0,
+                self.o_groups >= 1 and self.num_attention_heads % self.o_groups == 0,
                 "num_attention_heads",
                 f"a multiple of o_groups ({self.o_groups})",
                 self.num_attention_heads,
@@ -220,6 +225,9 @@ class ModelConfig:
         ]
         for name in _SIZES:
             checks.append((getattr(self, name) >= 1, name, "at least 1", getattr(self, name)))
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            checks.append((math.isfinite(value) and value > 0, name, "a finite number above 0", value))
         for name in ("kv_source_layer_ids", "index_source_layer_ids"):
             ids = getattr(self, name)
             rising = all(a < b for a, b in itertools.pairwise(ids))

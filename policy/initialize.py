@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from burnish.policy.checkpoint.lineage import LINEAGE_FILE, code_version
-from burnish.policy.checkpoint.released import save_policy
+from burnish.policy.checkpoint.released import refuse_other_content, save_policy
 from burnish.policy.config import ConfigError, InitRun, ModelConfig
 from burnish.policy.encoding.subvocabulary import tiny_tokenizer
 from burnish.policy.encoding.tokenizer import Tokenizer, load_tokenizer
@@ -27,6 +27,7 @@ def main(config: InitRun) -> int:
     out = Path(config.out)
     if out.exists() and not config.overwrite:
         raise ValueError(f"out: {out} exists already; give another folder or overwrite=true")
+    refuse_other_content(out)
     model_config = preset(config.preset)
     model_config.engram_layer_ids, model_config.engram_num_embeddings = [], []
     size = num_parameters(model_config)

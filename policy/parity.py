@@ -6,6 +6,7 @@ Ids and quantised values must match exactly.
 """
 
 import fnmatch
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -91,9 +92,20 @@ def load_case(directory: Path) -> Case:
         name=directory.name,
         directory=directory,
         expected=expected,
-        bound=float(metadata["bound"]),
-        bound_abs=float(metadata["bound_abs"]),
+        bound=_bound(metadata["bound"], f"{path}: bound"),
+        bound_abs=_bound(metadata["bound_abs"], f"{path}: bound_abs"),
     )
+
+
+def _bound(text: str, name: str) -> float:
+    """A number that can be exceeded: with an infinite bound everything would pass."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be a finite number >= 0, got {text!r}")
+    return value
 
 
 def _model_of(case: Case) -> Transformer:
@@ -240,7 +252,8 @@ def run(directory: Path, patterns: str, write: Callable[[str], object]) -> int:
             if runner is None:
                 raise ValueError(f"no code path for cases of kind {name.partition('_')[0]!r}")
             lines = list(runner(load_case(directory / name)))
-        except (ValueError, LookupError, OSError, SafetensorError) as error:
+        # torch answers tensors that do not fit together with RuntimeError or TypeError
+        except (ValueError, LookupError, OSError, SafetensorError, RuntimeError, TypeError) as error:
             what = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
             write(f"{name:<14} cannot be run: {what}")
             status = 2

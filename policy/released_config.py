@@ -1,10 +1,11 @@
 """The released config.json <-> ModelConfig: every key known, typed and checked. Torch-free."""
 
-import json
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from burnish.policy.checkpoint.json_file import JsonFileError, read_object
 from burnish.policy.config import ConfigError, ModelConfig, RopeScaling
 
 # read, checked and otherwise without effect on this model: constants of the architecture or of the framework
@@ -38,9 +39,9 @@ def load_config(path: Path | str) -> ModelConfig:
     if not path.is_file():
         raise FileNotFoundError(f"no config.json at {path}: give the folder of a policy")
     try:
-        raw = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not JSON (line {error.lineno}: {error.msg})") from error
+        raw = read_object(path)
+    except JsonFileError as error:
+        raise ConfigError(str(error)) from None
     try:
         return from_released(raw)
     except ConfigError as error:
@@ -78,7 +79,7 @@ def from_released(raw: dict[str, Any]) -> ModelConfig:
     for key in ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id"):
         top = raw.get(key)
         if values.get(key) is None and top is not None:
-            values[key] = top
+            values[key] = _checked(key, top, int, "")
     values = {key: value for key, value in values.items() if value is not None}
     depth = values.get("num_hidden_layers", 40) + values.get("num_nextn_predict_layers", 3)
     if "compress_ratios" in values:
@@ -86,7 +87,7 @@ def from_released(raw: dict[str, Any]) -> ModelConfig:
     return ModelConfig(**values)
 
 
-def _checked(key: str, value: Any, kind: Any) -> Any:
+def _checked(key: str, value: Any, kind: Any, prefix: str = "text_config.") -> Any:
     """The value of a key if it is of the field's type; None stands for an absent key."""
     kinds = {bool: (bool, "true or false"), int: (int, "a whole number"), float: (int | float, "a number")}
     if kind in kinds:
@@ -96,7 +97,7 @@ def _checked(key: str, value: Any, kind: Any) -> Any:
         words = "a list of whole numbers"
         fits = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
     if not fits:
-        raise ConfigError(f"text_config.{key} must be {words}, got {value!r}")
+        raise ConfigError(f"{prefix}{key} must be {words}, got {value!r}")
     return value
 
 
@@ -106,11 +107,18 @@ def _rope_scaling(raw: dict[str, Any]) -> RopeScaling:
     kind = raw.get("type", raw.get("rope_type", "yarn"))
     if kind != "yarn":
         raise ConfigError(f"text_config.rope_scaling.type must be 'yarn', got {kind!r}")
-    known = {f.name for f in fields(RopeScaling)}
-    unknown = set(raw) - known - {"type", "rope_type", "mscale", "mscale_all_dim", "attention_factor"}
+    known = {f.name: f.type for f in fields(RopeScaling)}
+    unknown = set(raw) - set(known) - {"type", "rope_type", "mscale", "mscale_all_dim", "attention_factor"}
     if unknown:
         raise ConfigError(f"text_config.rope_scaling.{sorted(unknown)[0]} is not a key of this architecture")
-    return RopeScaling(**{key: value for key, value in raw.items() if key in known})
+    values = {
+        key: _checked(key, value, known[key], "text_config.rope_scaling.") for key, value in raw.items() if key in known
+    }
+    if wrong := [key for key, value in values.items() if not (isinstance(value, int | float) and 0 < value < math.inf)]:
+        raise ConfigError(
+            f"text_config.rope_scaling.{wrong[0]} must be a finite number above 0, got {values[wrong[0]]!r}"
+        )
+    return RopeScaling(**values)
 
 
 def to_released(config: ModelConfig) -> dict[str, Any]:

@@ -68,8 +68,14 @@ def audit(run: Path) -> AuditReport:
     try:
         _count(ledger, report)
         for name, check in CHECKS.items():
-            report.violations += [f"{name}: {sentence}" for sentence in check(ledger, run, report)]
-    except sqlite3.DatabaseError as error:
+            try:
+                report.violations += [f"{name}: {sentence}" for sentence in check(ledger, run, report)]
+            except (ValueError, TypeError, LookupError, OSError) as error:
+                # what is not of the form it was written in is damage, and the other checks still have something to say
+                report.violations.append(
+                    f"{name}: cannot be checked, the run holds something else than was written: {error!r}"
+                )
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         report.violations.append(f"database: {path} cannot be read further: {error}")
     finally:
         ledger.close()
@@ -306,7 +312,7 @@ def _held_step(checkpoint: Path) -> int | None:
     """The step whose state a checkpoint says it holds; None when it does not say."""
     try:
         return json.loads((checkpoint / "state.json").read_text())["num_steps"]
-    except (FileNotFoundError, ValueError, KeyError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 

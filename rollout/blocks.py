@@ -242,6 +242,8 @@ def read_block(directory: Path, ref: BlockRef) -> Block:
             data = file.read(ref.size)
     except FileNotFoundError as error:
         raise BlockError(f"{name}: {path} is missing") from error
+    except OSError as error:
+        raise BlockError(f"{name}: {path} cannot be read ({error.strerror})") from error
     digest = hashlib.sha256(data).hexdigest()
     if len(data) != ref.size or digest != ref.digest:
         raise BlockError(f"{name} in {path}: expected {ref.size} bytes with sha256 {ref.digest[:12]}, got {len(data)} "

@@ -6,6 +6,7 @@ The oracle and the no-op play without a model: no torch, no Ray.
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -22,9 +23,14 @@ from burnish.envs.errors import UserError
 from burnish.envs.sandbox.base import open_sandboxes
 from burnish.envs.task import Task
 from burnish.envs.taskset import TaskSet, load_taskset
+from burnish.policy.checkpoint.folder_lock import held
+from burnish.policy.checkpoint.json_file import read_object
 from burnish.policy.checkpoint.lineage import policy_hash
+from burnish.policy.encoding.tokenizer import check_fits
 from burnish.policy.training.progress import Progress
+from burnish.rollout.agents import solution_commands
 from burnish.rollout.config import Agent, EvalRun
+from burnish.rollout.harness.base import load_harness
 from burnish.rollout.settings import EpisodeSettings
 from burnish.rollout.stats import Interval, bootstrap_mean, pass_rates, read_results, wilson
 from burnish.rollout.types import Slot, Trajectory
@@ -41,11 +47,20 @@ def main(run: EvalRun) -> int:
     taskset = load_taskset(Path(run.tasks))
     split = run.split or ("heldout" if "heldout" in taskset.splits else next(iter(sorted(taskset.splits))))
     tasks = taskset.split(split)[: run.limit or None]
+    check(run, tasks, split)
     out = Path(run.out or Path("runs") / "eval" / f"{run.agent}-{Path(run.tasks).resolve().name}")
     conditions = conditions_of(run, taskset, split)
-    claim(out, conditions)
+    with held(out):
+        claim(out, conditions)
+        return evaluate(run, tasks, split, out, conditions)
+
+
+def evaluate(run: EvalRun, tasks: Sequence[Task], split: str, out: Path, conditions: dict[str, Any]) -> int:
+    """Plays and summarises in a folder that is this evaluation's."""
     rows = (
-        {(row["task"], row["sample"]): row for row in read_results(out / RESULTS)} if (out / RESULTS).exists() else {}
+        {(row["task"], row.get("sample")): row for row in read_results(out / RESULTS)}
+        if (out / RESULTS).exists()
+        else {}
     )
     left = [
         Episode(task=task, number=number, sample=sample)
@@ -56,7 +71,7 @@ def main(run: EvalRun) -> int:
     if left:
         asyncio.run(play_all(run, out, left, done=len(rows)))
     # read back rather than kept: what is reported is what is on disk
-    rows = {(row["task"], row["sample"]): row for row in read_results(out / RESULTS)}
+    rows = {(row["task"], row.get("sample")): row for row in read_results(out / RESULTS)}
     wanted = [rows[task.id, sample] for task in tasks for sample in range(run.samples)]
     summary = summarise(wanted, run) | {"conditions": conditions}
     write_json(out / SUMMARY, summary)
@@ -73,7 +88,28 @@ def main(run: EvalRun) -> int:
         summary["ungraded"],
         out,
     )
+    if summary["ungraded"]:
+        first = next(row for row in wanted if row["passed"] is None)
+        logger.warning("Ungraded, the first of %d: %s: %s", summary["ungraded"], first["task"], first["error"])
     return 0 if summary["graded"] else 1
+
+
+def check(run: EvalRun, tasks: Sequence[Task], split: str) -> None:
+    """What can be wrong with an evaluation, found before its folder exists.
+
+    Raises:
+        UserError, ValueError: what is wrong, and where.
+    """
+    if not tasks:
+        raise UserError(f"{run.tasks}: split {split} holds no task")
+    load_harness(run.harness)
+    if run.agent is Agent.oracle:
+        for task in tasks:
+            solution_commands(task)
+    if run.agent is Agent.policy:
+        if not (Path(run.policy) / "config.json").is_file():
+            raise UserError(f"policy={run.policy}: not a policy folder (no config.json in it)")
+        check_fits(Path(run.policy), run.encoding.system_token_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +125,6 @@ class Episode:
 def conditions_of(run: EvalRun, taskset: TaskSet, split: str) -> dict[str, Any]:
     """What a number of this evaluation depends on, beside the code."""
     is_policy = run.agent is Agent.policy
-    if is_policy and not (Path(run.policy) / "config.json").is_file():
-        raise UserError(f"policy={run.policy}: not a policy folder (no config.json in it)")
     return {
         "agent": str(run.agent),
         "policy": policy_hash(Path(run.policy)) if is_policy else None,
@@ -116,8 +150,10 @@ def claim(out: Path, conditions: dict[str, Any]) -> None:
         UserError: it holds another one; says what differs.
     """
     path = out / CONDITIONS
-    if path.is_file():
-        before = json.loads(path.read_text())
+    has_results = (out / RESULTS).is_file() and (out / RESULTS).stat().st_size > 0
+    # where nothing was played, nothing depends on the conditions: a mistake can be mended and the command given again
+    if path.is_file() and has_results:
+        before = read_object(path, advice=f"remove {out} or give another out=DIR")
         for key, value in conditions.items():
             if before.get(key) != value:
                 raise UserError(
@@ -264,7 +300,17 @@ def open_log(path: Path) -> int:
 
 
 def append(file: int, row: dict[str, Any]) -> None:
-    os.write(file, (json.dumps(row) + "\n").encode())
+    """One line, whole or not at all: half a line would be damage once another follows it.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    line = (json.dumps(row) + "\n").encode()
+    size = os.fstat(file).st_size
+    written = os.write(file, line)
+    if written < len(line):
+        os.ftruncate(file, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ class LedgerView:
         )
         try:
             prepare(db, str(path), create=False)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # sqlite quotes damaged bytes in its messages
             db.close()
             raise LedgerError(f"cannot read the ledger {path}: {error}") from error
         except LedgerError:

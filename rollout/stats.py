@@ -103,11 +103,11 @@ def read_results(path: Path) -> list[dict]:
     if not path.is_file():
         raise ResultsError(f"no results at {path}; run `burnish eval` first")
     rows = []
-    for number, line in enumerate(path.read_text().split("\n")[:-1], start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ResultsError(f"{path} line {number}: not JSON ({error.msg})") from error
+            row = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ResultsError(f"{path} line {number}: not JSON ({error})") from error
         if not isinstance(row, dict) or not {"task", "passed"} <= row.keys():
             raise ResultsError(f"{path} line {number}: expected an object with 'task' and 'passed'")
         rows.append(row)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from burnish.configs.schema import to_yaml
 from burnish.envs.config import ReapRun
@@ -22,9 +24,10 @@ from burnish.envs.sandbox.base import open_sandboxes
 from burnish.envs.sandbox.lease import driver_identity
 from burnish.envs.task import Task
 from burnish.envs.taskset import load_taskset
+from burnish.policy.checkpoint.json_file import read_object
 from burnish.policy.checkpoint.lineage import code_version, policy_hash
 from burnish.policy.encoding.conversation import Conversation
-from burnish.policy.encoding.tokenizer import load_tokenizer
+from burnish.policy.encoding.tokenizer import check_fits
 from burnish.policy.released_config import load_config
 from burnish.policy.training.metrics import MetricLogger, WandbMode
 from burnish.policy.training.progress import Progress
@@ -51,7 +54,8 @@ def main(run: RlRun) -> int:
     run_dir = Path(run.runs) / run.name
     tasks, task_set = check(run)
     manifest = claim(run_dir, run, task_set, is_resumed)
-    if manifest["finished"]:
+    # a policy that somebody took away is written again, from the last training state
+    if manifest["finished"] and (run_dir / "policy").is_dir():
         logger.info("RL is done already: %s", run_dir / "policy")
         return 0
     try:
@@ -132,7 +136,9 @@ def check(run: RlRun) -> tuple[Sequence[Task], str]:
         )
     harness = load_harness(run.harness)
     load_advantage(run.algo.advantage, run.algo.advantage_options)
-    tokenizer = load_tokenizer(Path(run.policy), run.encoding.system_token_id)
+    tokenizer = check_fits(Path(run.policy), run.encoding.system_token_id)
+    if not tasks:
+        raise UserError(f"{run.tasks}: split {run.split} holds no task")
     for task in tasks:
         prompt = len(Conversation(tokenizer, run.encoding).append(harness.opening(task)))
         if prompt >= longest:
@@ -151,7 +157,10 @@ def read_run(run: RlRun) -> RlRun:
         raise UserError(f"resume={run.resume}: no RL run there ({path} is missing)")
     if replace(run, resume="") != RlRun():
         raise UserError(f"resume={run.resume} takes its settings from {path}: give no other key")
-    stored = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RlRun), OmegaConf.load(path)))
+    try:
+        stored = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RlRun), OmegaConf.load(path)))
+    except (OmegaConfBaseException, YAMLError, ValueError, TypeError, OSError) as error:
+        raise UserError(f"{path}: not the settings of an RL run that this version reads ({error})") from error
     assert isinstance(stored, RlRun)
     # the folder may have been moved or be named from another place
     folder = Path(run.resume).resolve()
@@ -167,9 +176,9 @@ def claim(run_dir: Path, run: RlRun, task_set: str, is_resumed: bool) -> dict[st
     parents = {"policy": policy_hash(Path(run.policy)), "tasks": task_set}
     path = run_dir / MANIFEST
     if is_resumed:
-        manifest = json.loads(path.read_text())
+        manifest = read_object(path, "parents", "finished", advice="take the run's folder from a copy, or start again")
         for name, digest in parents.items():
-            if manifest["parents"][name] != digest:
+            if manifest["parents"].get(name) != digest:
                 raise UserError(
                     f"{getattr(run, name)} has changed since {run_dir} was started: {name} has another hash"
                 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.policy.encoding.config import EncodingConfig
-from burnish.policy.encoding.messages import function_schema, messages_from_openai
+from burnish.policy.encoding.messages import function_schemas, messages_from_openai
 from burnish.policy.encoding.render import Rendered, render, with_tools
 from burnish.policy.encoding.tokenizer import EncodingError, Tokenizer
 from burnish.policy.training.config import BatchConfig
@@ -32,6 +32,14 @@ FIELDS: dict[DataFormat, tuple[set[str], set[str]]] = {
         {"messages", "task_id"},
         {"domain", "family", "difficulty", "split", "reward", "turns", "tools"},
     ),
+}
+# what only one kind of message can carry: elsewhere it would be dropped without a word
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "reasoning": ("assistant",),
+    "reasoning_content": ("assistant",),
+    "tool_calls": ("assistant",),
+    "tool_call_id": ("tool",),
+    "tools": ("system", "developer"),
 }
 MESSAGE_FIELDS = {"role", "content", "name", "tools", "reasoning", "reasoning_content", "tool_calls", "tool_call_id"}
 
@@ -109,13 +117,15 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _parsed(raw: bytes | str, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(raw)
+        record = json.loads(raw if isinstance(raw, str) else raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
         raise DataError(
             f"{where}: not JSON ({error.msg} at column {error.colno}); expected one object a line"
         ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; thousands of brackets
+        raise DataError(f"{where}: not JSON that can be read ({error}); mend or remove the line") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}")
     return record
@@ -124,8 +134,13 @@ def _parsed(raw: bytes | str, where: str) -> dict[str, Any]:
 def _parquet_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows whose text columns `messages` and `tools` hold JSON are parsed; structs are taken without their nulls."""
     from datasets import Dataset
+    from datasets.exceptions import DatasetsError
 
-    for number, row in enumerate(Dataset.from_parquet(str(path), keep_in_memory=True), start=1):
+    try:
+        rows = Dataset.from_parquet(str(path), keep_in_memory=True)
+    except (DatasetsError, ValueError, OSError) as error:
+        raise DataError(f"{path}: not a whole parquet file ({error.__cause__ or error})") from error
+    for number, row in enumerate(rows, start=1):
         assert isinstance(row, dict)
         where = f"{path} row {number}"
         for name in ("messages", "tools"):
@@ -138,10 +153,11 @@ def _parquet_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _refuse_merged_arguments(messages: Any, where: str) -> None:
-    for message in messages or []:
-        for call in (message.get("tool_calls") if isinstance(message, Mapping) else None) or []:
-            function = call.get("function") or call
-            if isinstance(function.get("arguments"), Mapping):
+    for message in messages if isinstance(messages, list) else []:
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        for call in calls if isinstance(calls, list) else []:
+            function = call.get("function") or call if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping) and isinstance(function.get("arguments"), Mapping):
                 raise DataError(
                     f"{where}: tool arguments are stored as columns, so other tools' keys are mixed in as nulls; "
                     f"store `arguments` (or the whole `messages`) as JSON text"
@@ -157,10 +173,12 @@ def _rendered(
     _check_fields(record, where, kind)
     try:
         messages = messages_from_openai(record["messages"])
-        tools = [function_schema(tool, f"tools[{i}]") for i, tool in enumerate(record.get("tools") or [])]
+        tools = function_schemas(record.get("tools"), "tools")
         rendered = render(with_tools(messages, tools), tokenizer, encoding)
     except EncodingError as error:
         raise DataError(f"{where}: {error}") from None
+    except RecursionError:
+        raise DataError(f"{where}: objects or lists are nested too deeply; mend or remove the line") from None
     _check_terminators(rendered, where, tokenizer.special.eos)
     return rendered
 
@@ -177,12 +195,23 @@ def _check_fields(record: Mapping[str, Any], where: str, kind: DataFormat) -> No
         raise DataError(f"{where}: 'messages' must be a list of at least one message")
     for index, message in enumerate(messages):
         if isinstance(message, Mapping):
-            given = {name for name, value in message.items() if value is not None}
-            if unknown := sorted(given - MESSAGE_FIELDS):
-                raise DataError(
-                    f"{where}: unknown field 'messages[{index}].{unknown[0]}'; a message knows "
-                    f"{', '.join(sorted(MESSAGE_FIELDS))}"
-                )
+            _check_message(message, f"messages[{index}]", where)
+
+
+def _check_message(message: Mapping[str, Any], name: str, where: str) -> None:
+    given = {field for field, value in message.items() if value is not None}
+    if unknown := sorted(given - MESSAGE_FIELDS):
+        known = ", ".join(sorted(MESSAGE_FIELDS))
+        raise DataError(f"{where}: unknown field '{name}.{unknown[0]}'; a message knows {known}")
+    role = message.get("role")
+    for field, roles in ONLY_IN.items():
+        if message.get(field) and role not in roles:
+            raise DataError(f"{where}: {name}.{field} belongs to a message of {' or '.join(roles)}, not of {role}")
+    if role in ("user", "system", "developer") and message.get("content") is None and not message.get("tools"):
+        raise DataError(f"{where}: {name}.content is null or missing; a {role} message needs text")
+    spoken = ("content", "reasoning", "reasoning_content", "tool_calls")
+    if role == "assistant" and not any(message.get(field) for field in spoken):
+        raise DataError(f"{where}: {name} says nothing: its content is empty and it has no tool_calls; remove it")
 
 
 def _check_terminators(rendered: Rendered, where: str, eos: int) -> None:

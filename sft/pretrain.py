@@ -14,7 +14,7 @@ import torch
 from burnish.configs.schema import to_yaml
 from burnish.policy.checkpoint.lineage import file_hash, policy_hash
 from burnish.policy.checkpoint.released import load_policy
-from burnish.policy.encoding.tokenizer import Tokenizer, load_tokenizer
+from burnish.policy.encoding.tokenizer import Tokenizer, check_fits
 from burnish.policy.model.graph_store import GraphStore
 from burnish.policy.model.transformer import Transformer
 from burnish.policy.training.config import TrainConfig
@@ -49,12 +49,11 @@ def _train(run: PretrainRun) -> int:
     if folder.is_finished():
         logger.info("Pre-training is done already: %s", folder.policy)
         return 0
-    tokenizer = load_tokenizer(Path(run.policy))
+    tokenizer = check_fits(Path(run.policy))
     trainer = TrainStep(model, schedule(run.train, run.steps), forward=score)
     batches_at = _source(run, tokenizer, trainer)
     held_out = RecallDocuments(tokenizer, run.data.recall, HELD_OUT).slice(0, run.num_heldout)
     measured = pack(held_out, max(run.batch.tokens_per_micro_batch, run.data.recall.max_tokens))
-    folder.claim()
 
     def measure(cursor: int) -> dict[str, float]:
         is_due = cursor % run.evaluate_every == 0 or cursor == run.steps
@@ -67,11 +66,12 @@ def _train(run: PretrainRun) -> int:
         checkpoint_every=run.checkpoint_every,
         wandb=run.wandb,
     )
-    loop.run(trainer, batches_at, measure)
-    if trainer.rank == 0:
-        recall = recall_accuracy(model, measured)
-        folder.publish(Path(run.policy), model, {"steps": trainer.num_steps, "recall": recall})
-        logger.info("Pre-training is done: policy %s, held-out %s", folder.policy, recall)
+    with folder.claimed():
+        loop.run(trainer, batches_at, measure)
+        if trainer.rank == 0:
+            recall = recall_accuracy(model, measured)
+            folder.publish(Path(run.policy), model, {"steps": trainer.num_steps, "recall": recall})
+            logger.info("Pre-training is done: policy %s, held-out %s", folder.policy, recall)
     return 0
 
 

@@ -2,12 +2,16 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from burnish.policy.checkpoint.folder_lock import held
+from burnish.policy.checkpoint.json_file import read_object
 from burnish.policy.checkpoint.lineage import child_side_files, code_version, policy_hash
 from burnish.policy.checkpoint.released import save_policy
 from burnish.policy.model.transformer import Transformer
@@ -15,7 +19,7 @@ from burnish.policy.model.transformer import Transformer
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """One run's folder. Life cycle: `is_finished`, else `claim`, train, `publish`."""
+    """One run's folder. Life cycle: `is_finished`, else inside `claimed()` train and `publish`."""
 
     path: Path
     stage: str
@@ -34,6 +38,17 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """`claim`, and keep other processes out; of several ranks the first holds the folder for all.
+
+        Raises:
+            ValueError: the folder holds another run, or another process is writing it.
+        """
+        with held(self.path) if dist.get_rank() == 0 else nullcontext():
+            self.claim()
+            yield
+
     def claim(self) -> None:
         """Start the folder, or make sure that it is this very run's.
 
@@ -42,8 +57,8 @@ class RunFolder:
         """
         path = self.path / "config.yaml"
         if path.is_file():
-            before = json.loads((self.path / "manifest.json").read_text())["parents"]
-            if path.read_text() != self.config or before != self.parents:
+            before = self._manifest()["parents"]
+            if path.read_bytes() != self.config.encode() or before != self.parents:
                 changed = [name for name in self.parents if before.get(name) != self.parents[name]] or ["config.yaml"]
                 raise ValueError(
                     f"{self.path} holds another run ({', '.join(changed)} differs); give this {self.stage} run "
@@ -60,7 +75,12 @@ class RunFolder:
         if not (self.path / "config.yaml").is_file():
             return False
         self.claim()
-        return bool(json.loads((self.path / "manifest.json").read_text())["finished"])
+        # a policy that somebody took away is written again, from the last training state
+        return bool(self._manifest()["finished"]) and self.policy.is_dir()
+
+    def _manifest(self) -> dict[str, Any]:
+        advice = f"remove {self.path} and give the same command again"
+        return read_object(self.path / "manifest.json", "parents", "finished", advice=advice)
 
     def publish(self, parent: Path, model: Transformer, facts: dict[str, Any]) -> None:
         """Write the trained policy with its lineage, then mark the run finished. Only the first rank calls it.
@@ -74,7 +94,7 @@ class RunFolder:
         for path in side.iterdir():
             path.unlink()
         side.rmdir()
-        manifest = json.loads((self.path / "manifest.json").read_text())
+        manifest = self._manifest()
         manifest |= {"finished": True, "policy": policy_hash(self.policy), **facts}
         _write(self.path / "manifest.json", manifest)
 

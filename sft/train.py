@@ -12,7 +12,7 @@ from typing import Any
 from burnish.configs.schema import to_yaml
 from burnish.policy.checkpoint.lineage import file_hash, policy_hash
 from burnish.policy.checkpoint.released import load_policy
-from burnish.policy.encoding.tokenizer import load_tokenizer
+from burnish.policy.encoding.tokenizer import check_fits
 from burnish.policy.training.config import TrainConfig
 from burnish.policy.training.forward import score
 from burnish.policy.training.packing import PackedBatch
@@ -39,7 +39,7 @@ def _train(run: SftRun) -> int:
         logger.info("SFT is done already: %s", folder.policy)
         return 0
     model = load_policy(run.policy)
-    tokenizer = load_tokenizer(Path(run.policy), run.encoding.system_token_id)
+    tokenizer = check_fits(Path(run.policy), run.encoding.system_token_id)
     dataset, counts = load(Path(run.data.path), run.data, tokenizer, run.encoding)
     validation: list[Any] = []
     if run.data.validation_path:
@@ -48,7 +48,6 @@ def _train(run: SftRun) -> int:
     order = Order(num_conversations=len(dataset), batch_size=run.batch.batch_size, seed=run.train.seed)
     num_batches = run.epochs * order.batches_per_epoch
     trainer = TrainStep(model, schedule(run.train, num_batches), forward=score)
-    folder.claim()
     loop = Loop(
         title="sft",
         run_dir=folder.path,
@@ -66,10 +65,11 @@ def _train(run: SftRun) -> int:
             metrics["train/validation_loss"] = mean_nll(model, validation)
         return metrics
 
-    loop.run(trainer, batches_at, measure)
-    if trainer.rank == 0:
-        folder.publish(Path(run.policy), model, {"steps": trainer.num_steps, "data": dataclasses.asdict(counts)})
-        logger.info("SFT is done: policy %s, metrics %s", folder.policy, folder.path / "metrics.jsonl")
+    with folder.claimed():
+        loop.run(trainer, batches_at, measure)
+        if trainer.rank == 0:
+            folder.publish(Path(run.policy), model, {"steps": trainer.num_steps, "data": dataclasses.asdict(counts)})
+            logger.info("SFT is done: policy %s, metrics %s", folder.policy, folder.path / "metrics.jsonl")
     return 0
 
 

@@ -3,6 +3,7 @@
 A line that a crash cut off is dropped when the journal is opened again; a damaged line before the last is an error.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -18,14 +19,32 @@ def _checksum(text: str) -> str:
 
 
 class Journal:
-    """Records in the order they were appended. One writer."""
+    """Records in the order they were appended. One writer, which is held as long as it lives."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create it, and cut off an unfinished last line."""
+        """Open or create it, and cut off an unfinished last line.
+
+        Raises:
+            UserError: another process is writing it, or a line is damaged.
+        """
         self.path = path
         self.records: list[dict[str, Any]] = []
         path.parent.mkdir(parents=True, exist_ok=True)
-        raw = path.read_bytes() if path.exists() else b""
+        self._file = path.open("ab")
+        try:
+            self._take()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _take(self) -> None:
+        """Lock the file and read what is whole in it."""
+        path = self.path
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{path.parent} is being written by another process; wait for it or stop it") from None
+        raw = path.read_bytes()
         good = 0
         for number, line in enumerate(raw.splitlines(keepends=True), start=1):
             record = self._parse(line)
@@ -35,7 +54,6 @@ class Journal:
                 break
             self.records.append(record)
             good += len(line)
-        self._file = path.open("ab")
         if good < len(raw):
             self._file.truncate(good)
 

@@ -6,7 +6,6 @@ the one above it.
 """
 
 import importlib
-import json
 import logging
 import shutil
 import time
@@ -32,6 +31,7 @@ from burnish.envs.synthesis.transcript import RecordedTurn
 from burnish.envs.synthesis.words import SPLITS
 from burnish.envs.synthesis.write import write_task
 from burnish.envs.task import load_task
+from burnish.envs.taskset import read_index
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,8 @@ def settings(run: SynthRun) -> dict[str, Any]:
 
 
 def _settings_of(out: Path) -> dict[str, Any]:
-    return json.loads((out / "taskset.json").read_text()).get("datasheet", {}).get("settings", {})
+    sheet = read_index(out / "taskset.json").get("datasheet")
+    return sheet.get("settings", {}) if isinstance(sheet, dict) else {}
 
 
 def synthesize(run: SynthRun, sandboxes: SandboxFactory, grader: Grader) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from burnish.policy.checkpoint.json_file import read_object
+
 LINEAGE_FILE = "burnish.json"
 
 
@@ -55,7 +57,7 @@ def child_side_files(parent: Path, into: Path, *, stage: str, parents: dict[str,
     for path in parent.glob("*.json"):
         if path.name not in ("config.json", "model.safetensors.index.json"):
             shutil.copy2(path, into / path.name)
-    before = json.loads((parent / LINEAGE_FILE).read_text()) if (parent / LINEAGE_FILE).is_file() else {}
+    before = read_object(parent / LINEAGE_FILE) if (parent / LINEAGE_FILE).is_file() else {}
     lineage = {key: value for key, value in before.items() if key == "preset"}
     lineage |= {"stage": stage, "parents": parents, "code": code_version(), **facts}
     (into / LINEAGE_FILE).write_text(json.dumps(lineage, indent=1) + "\n")

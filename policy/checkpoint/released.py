@@ -27,7 +27,9 @@ _STACK = re.compile(r"^(layers\.\d+\.ffn\.experts)\.(w[123])$")
 # what an unquantised tensor may be stored as; it is copied into the model's own type
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+INDEX_FILE = "model.safetensors.index.json"
 SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "burnish.json")
+POLICY_FILES = {"config.json", INDEX_FILE, "tools_preamble.txt", *SIDE_FILES}
 
 
 class CheckpointError(ValueError):
@@ -54,7 +56,7 @@ def read_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
         CheckpointError: an index that is no index, names a tensor twice, a missing file or a tensor that its file lacks;
             an unreadable file.
     """
-    index = directory / "model.safetensors.index.json"
+    index = directory / INDEX_FILE
     if index.is_file():
         wanted: dict[str, list[str]] = {}
         for name, file in _weight_map(index).items():
@@ -89,9 +91,11 @@ def _weight_map(index: Path) -> dict[str, str]:
         return found
 
     try:
-        content = json.loads(index.read_text(), object_pairs_hook=unique)
+        content = json.loads(index.read_text("utf-8"), object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{index}: not JSON (line {error.lineno}: {error.msg})") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{index}: not UTF-8 (byte {error.start})") from None
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{index}: no weight_map from tensor names to file names")
@@ -103,7 +107,8 @@ def load_weights(model: Transformer, directory: Path) -> None:
     """Copy a folder's tensors into `model`, each exactly once.
 
     Raises:
-        CheckpointError: a missing, unexpected, doubled or mis-shaped tensor, or one with block scales.
+        CheckpointError: a missing, unexpected, doubled or mis-shaped tensor, one with block scales, or a value that is
+            not finite.
     """
     targets = dict(released_tensors(model))
     filled: set[str] = set()
@@ -122,6 +127,11 @@ def load_weights(model: Transformer, directory: Path) -> None:
         if tensor.shape != target.shape:
             raise CheckpointError(
                 f"{path}: tensor {name} must be {list(target.shape)} for this config, got {list(tensor.shape)}"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(
+                f"{path}: tensor {name} holds NaN or infinity; the file is damaged or its training diverged, take an "
+                f"earlier one"
             )
         target.copy_(tensor)
         filled.add(name)
@@ -157,24 +167,23 @@ def save_policy(model: Transformer, directory: Path | str, *, side_files_from: P
 
     Returns:
         The folder.
+
+    Raises:
+        CheckpointError: what is there is no policy folder.
     """
     directory = Path(directory)
+    refuse_other_content(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     _restore(directory)
     staged = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     if staged.exists():
         shutil.rmtree(staged)
     staged.mkdir()
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in released_tensors(model)}
-    save_file(tensors, staged / "model.safetensors", metadata={"format": "pt"})
-    (staged / "config.json").write_text(json.dumps(released_config(model.config), indent=1) + "\n")
-    if side_files_from is not None:
-        for name in SIDE_FILES:
-            if (Path(side_files_from) / name).is_file():
-                shutil.copy2(Path(side_files_from) / name, staged / name)
-    for path in staged.iterdir():
-        _sync(path)
-    _sync(staged)
+    try:
+        _write(model, staged, side_files_from)
+    except Exception:  # a full disk: what is half-written would keep it full
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
     if not directory.exists():
         staged.rename(directory)
     elif _exchange(staged, directory):
@@ -186,6 +195,38 @@ def save_policy(model: Transformer, directory: Path | str, *, side_files_from: P
         shutil.rmtree(retired)
     _sync(directory.parent)
     return directory
+
+
+def refuse_other_content(directory: Path) -> None:
+    """Replacing a folder removes all that is in it, so only a policy's own files may be there.
+
+    Raises:
+        CheckpointError: `directory` is a file, or holds something else than a policy.
+    """
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is a file; give the path of a policy folder")
+    for path in sorted(directory.iterdir()):
+        if path.name not in POLICY_FILES and not path.name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{directory} holds {path.name}, which is no file of a policy and would be lost; give another folder or "
+                f"remove it"
+            )
+
+
+def _write(model: Transformer, staged: Path, side_files_from: Path | str | None) -> None:
+    """Every file of a policy folder, down to the disk."""
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in released_tensors(model)}
+    save_file(tensors, staged / "model.safetensors", metadata={"format": "pt"})
+    (staged / "config.json").write_text(json.dumps(released_config(model.config), indent=1) + "\n")
+    if side_files_from is not None:
+        for name in SIDE_FILES:
+            if (Path(side_files_from) / name).is_file():
+                shutil.copy2(Path(side_files_from) / name, staged / name)
+    for path in staged.iterdir():
+        _sync(path)
+    _sync(staged)
 
 
 def _sync(path: Path) -> None:

@@ -66,7 +66,7 @@ def dump_json(value: object) -> str:
     """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise EncodingError(f"value cannot be written as JSON: {error}") from error
 
 
@@ -79,7 +79,7 @@ def parse_arguments(value: object, where: str) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else {}
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise EncodingError(f"{where} is not JSON: {error}") from error
         if isinstance(value, str):
             raise EncodingError(f"{where} is JSON encoded twice: give the object, or its JSON text once")
@@ -127,6 +127,19 @@ def function_schema(tool: object, where: str) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if value is not None}
 
 
+def function_schemas(tools: object, where: str) -> list[dict[str, Any]]:
+    """The function schemas of a list of OpenAI tool entries; null is no tools.
+
+    Raises:
+        EncodingError: not a list, or an entry that is no function with a name.
+    """
+    if tools is None:
+        return []
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise EncodingError(f"{where} must be a list of functions, got {type(tools).__name__}")
+    return [function_schema(tool, f"{where}[{index}]") for index, tool in enumerate(tools)]
+
+
 def message_from_openai(raw: object, where: str = "message") -> Message:
     """Read one message of OpenAI's chat JSON; unknown keys and nulls are ignored.
 
@@ -158,12 +171,7 @@ def message_from_openai(raw: object, where: str = "message") -> Message:
     if role is Role.tool:
         return Message(role=role, content=content, tool_call_id=str(raw.get("tool_call_id") or ""))
     if role in (Role.system, Role.developer):
-        tools = raw.get("tools") or []
-        return Message(
-            role=role,
-            content=content,
-            tools=tuple(function_schema(tool, f"{where}.tools[{i}]") for i, tool in enumerate(tools)),
-        )
+        return Message(role=role, content=content, tools=tuple(function_schemas(raw.get("tools"), f"{where}.tools")))
     return Message(role=role, content=content)
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import tokenizers
 
+from burnish.policy.released_config import load_config
+
 # spellings by name; the alternatives are those of other releases of the same slot
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "bos": ("<｜begin▁of▁sentence｜>",),
@@ -224,12 +226,47 @@ def released_path() -> Path:
 def _load(path: Path, modified_ns: int, system_token_id: int) -> Tokenizer:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise EncodingError(f"{path} is not JSON: {error}") from error
-    if "added_tokens" not in document or "vocab" not in document.get("model", {}):
-        raise EncodingError(f"{path} is not a tokenizer.json: it has no added_tokens or no model.vocab")
+    check_document(document, path)
     relabel_system(document, system_token_id)
-    return Tokenizer(document, str(path))
+    try:
+        return Tokenizer(document, str(path))
+    except EncodingError:
+        raise
+    except Exception as error:  # the library raises nothing narrower for a file that it cannot use
+        raise EncodingError(f"{path} is not a byte-level BPE tokenizer.json: {error!r:.200}") from error
+
+
+def check_fits(policy: Path, system_token_id: int = SYSTEM_TOKEN_ID) -> Tokenizer:
+    """The tokenizer of a policy folder, whose ids the model has embeddings for.
+
+    Raises:
+        FileNotFoundError, ConfigError, EncodingError: what is missing or damaged, or ids beyond the model's vocabulary.
+    """
+    size = load_config(policy).vocab_size
+    tokenizer = load_tokenizer(policy, system_token_id)
+    if tokenizer.vocab_size > size:
+        raise EncodingError(
+            f"{policy}: tokenizer.json has {tokenizer.vocab_size} ids, the model of config.json only {size}; take the "
+            f"tokenizer.json that belongs to this policy"
+        )
+    return tokenizer
+
+
+def check_document(document: Any, path: Path) -> None:
+    """Raise EncodingError where a parsed tokenizer.json lacks what is read here or has it of another type."""
+    model = document.get("model") if isinstance(document, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    added = document.get("added_tokens") if isinstance(document, dict) else None
+    if added is None or vocabulary is None:
+        raise EncodingError(f"{path} is not a tokenizer.json: it has no added_tokens or no model.vocab")
+    is_sound = isinstance(vocabulary, dict) and all(isinstance(index, int) for index in vocabulary.values())
+    is_sound = is_sound and isinstance(added, list) and all(isinstance(token, dict) for token in added)
+    if not is_sound or not all(isinstance(t.get("content"), str) and isinstance(t.get("id"), int) for t in added):
+        raise EncodingError(
+            f"{path} is not a tokenizer.json: model.vocab maps tokens to ids, added_tokens lists objects with content and id"
+        )
 
 
 def load_tokenizer(path: Path | None = None, system_token_id: int = SYSTEM_TOKEN_ID) -> Tokenizer:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from burnish.policy.encoding.config import NAMED_EFFORTS, EncodingConfig
-from burnish.policy.encoding.messages import Message, Role, dump_json, function_schema, messages_from_openai
+from burnish.policy.encoding.messages import Message, Role, dump_json, function_schemas, messages_from_openai
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -214,13 +214,13 @@ def parse_chat(raw: Mapping[str, Any], encoding: EncodingConfig) -> ChatRequest:
     tools: tuple[dict[str, Any], ...] = ()
     try:
         messages = messages_from_openai(raw.get("messages"))
-        if raw.get("tool_choice") != "none":
-            entries = raw.get("tools") or []
-            if not isinstance(entries, list):
-                raise ApiError(400, "tools must be a list", param="tools")
-            tools = tuple(function_schema(tool, f"tools[{index}]") for index, tool in enumerate(entries))
     except ValueError as error:
         raise ApiError(400, str(error), param="messages") from error
+    try:
+        if raw.get("tool_choice") != "none":
+            tools = tuple(function_schemas(raw.get("tools"), "tools"))
+    except ValueError as error:
+        raise ApiError(400, str(error), param="tools") from error
     messages = _with_format(_leading_developer(messages), fields.mapping("response_format"))
     return ChatRequest(
         **_common(fields, None),

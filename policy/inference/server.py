@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from burnish.policy.encoding.render import read_tools_template
-from burnish.policy.encoding.tokenizer import Tokenizer, load_tokenizer
+from burnish.policy.encoding.tokenizer import Tokenizer, check_fits
 from burnish.policy.inference.backend import Backend, Batch, Job
 from burnish.policy.inference.config import ServeRun
 from burnish.policy.inference.engine_thread import EngineStopped, EngineThread, Piece
@@ -318,12 +318,8 @@ def open_backend(config: ServeRun) -> Backend:
     from burnish.policy.inference.engine import Engine
 
     folder = Path(config.policy)
-    tokenizer = load_tokenizer(folder, config.encoding.system_token_id)
+    tokenizer = check_fits(folder, config.encoding.system_token_id)
     model = load_policy(folder)
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"{folder}: tokenizer.json has {tokenizer.vocab_size} ids, the model only {model.config.vocab_size}"
-        )
     engine = Engine(model, dataclasses.replace(config.engine, reserved_ids=reserved_ids(tokenizer, config)))
     thread = EngineThread(engine)
     thread.start()

@@ -8,6 +8,7 @@ After a resume from step k, lines with a later step are superseded: they stay, a
 Each area has its own step axis (`train/step`, `eval/step`, ...): a run-wide step would drop every area that is behind.
 """
 
+import errno
 import json
 import logging
 import math
@@ -105,8 +106,13 @@ class MetricLogger:
         self.close()
 
     def _append(self, record: dict[str, Any]) -> None:
+        line = _sealed(record)
+        size = os.fstat(self._file).st_size
         try:
-            os.write(self._file, _sealed(record))
+            if os.write(self._file, line) < len(line):
+                # half a line would be damage once another follows it
+                os.ftruncate(self._file, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:  # a full disk must not end the training
             self._warn_once(f"cannot write {self.path}: {error}")
 
