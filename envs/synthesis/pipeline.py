@@ -123,8 +123,8 @@ def synthesize(run: SynthRun, sandboxes: SandboxFactory, grader: Grader) -> dict
         for candidate in sorted(tasks, key=lambda candidate: candidate.id)
         if (report := synthesis.reports.get(candidate.id))
     ]
-    transcripts = write_transcripts(out, trajectories + demonstrations)
-    refuse_leaks(out, tasks, transcripts["train"])
+    transcripts = write_transcripts(out, trajectories, demonstrations)
+    refuse_leaks(out, tasks, [path for name, path in transcripts.items() if name != "heldout"])
     sheet = datasheet(
         settings=settings(run),
         cells=[candidate.cell for candidate in tasks],
@@ -251,10 +251,10 @@ def _open_journal(run: SynthRun) -> Journal:
     return journal
 
 
-def refuse_leaks(out: Path, tasks: Sequence[Candidate], transcripts: Path) -> None:
+def refuse_leaks(out: Path, tasks: Sequence[Candidate], transcripts: Sequence[Path]) -> None:
     """Raises SynthesisError when a piece of a held-out task stands in a training task or a training transcript."""
     folders = {split: [out / task.id for task in tasks if task.cell.split == split] for split in SPLITS}
-    if leaks := scan_contamination([*folders["train"], transcripts], folders["heldout"]):
+    if leaks := scan_contamination([*folders["train"], *transcripts], folders["heldout"]):
         first = leaks[0]
         raise SynthesisError(
             f"{len(leaks)} pieces of held-out tasks occur in training tasks; the first: the {first.kind} "

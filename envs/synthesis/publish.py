@@ -25,13 +25,29 @@ class Trajectory:
     """From the hidden tests; None for a demonstration, which has none."""
 
 
-def write_transcripts(out: Path, trajectories: Sequence[Trajectory]) -> dict[str, Path]:
-    """`oracle-<split>.jsonl`, one trajectory a line in the order given; returns the files by split."""
-    paths = {split: out / f"oracle-{split}.jsonl" for split in SPLITS}
-    for split, path in paths.items():
-        own = [trajectory for trajectory in trajectories if trajectory.candidate.cell.split == split]
+DEMONSTRATIONS = "demonstrations.jsonl"
+
+
+def write_transcripts(
+    out: Path, trajectories: Sequence[Trajectory], demonstrations: Sequence[Trajectory]
+) -> dict[str, Path]:
+    """`oracle-<split>.jsonl` of the tasks and, where there are any, `demonstrations.jsonl`; one trajectory a line.
+
+    They are apart because RL learns nothing from a task whose solution SFT has taught: train on the demonstrations,
+    and keep the tasks for RL.
+
+    Returns:
+        The files by split, and `demonstrations`.
+    """
+    groups = {
+        split: (out / f"oracle-{split}.jsonl", [t for t in trajectories if t.candidate.cell.split == split])
+        for split in SPLITS
+    }
+    if demonstrations:
+        groups["demonstrations"] = (out / DEMONSTRATIONS, list(demonstrations))
+    for path, own in groups.values():
         write_atomically(path, "".join(json.dumps(_record(trajectory)) + "\n" for trajectory in own))
-    return paths
+    return {name: path for name, (path, _) in groups.items()}
 
 
 def _record(trajectory: Trajectory) -> dict[str, Any]:

@@ -40,8 +40,9 @@ def made(tmp_path_factory):
     return out
 
 
-def transcripts(out, split):
-    return [json.loads(line) for line in (out / f"oracle-{split}.jsonl").read_text().splitlines()]
+def transcripts(out, name):
+    name = "demonstrations" if name == "demonstrations" else f"oracle-{name}"
+    return [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
 
 
 def test_the_task_set_loads_with_its_splits(made):
@@ -63,10 +64,7 @@ def test_transcripts_hold_real_outputs_of_one_split_each(made):
     taskset = load_taskset(made)
     for split in ("train", "heldout"):
         records = transcripts(made, split)
-        demonstrations, records = records[len(taskset.splits[split]) :], records[: len(taskset.splits[split])]
-        assert len(demonstrations) == (7 if split == "train" else 0)
         assert {record["reward"] for record in records} == {1.0}
-        assert {record["reward"] for record in demonstrations} <= {None}
         assert [record["task_id"] for record in records] == list(taskset.splits[split])
         for record, task in zip(records, taskset.split(split), strict=True):
             assert record["messages"][0] == {"role": "user", "content": task.instruction.strip()}
@@ -77,7 +75,10 @@ def test_transcripts_hold_real_outputs_of_one_split_each(made):
 
 
 def test_demonstrations_are_of_other_candidates_and_of_the_training_split(made):
-    records = transcripts(made, "train")
+    demonstrations = transcripts(made, "demonstrations")
+    assert len(demonstrations) == 7
+    assert {record["reward"] for record in demonstrations} == {None}
+    records = transcripts(made, "train") + demonstrations
     assert len({record["task_id"] for record in records}) == len({str(record["messages"]) for record in records}) == 11
     assert {split_of(name) for record in records for name in COMPOUND.findall(json.dumps(record["turns"]))} == {"train"}
 
@@ -96,7 +97,7 @@ def test_a_demonstration_that_goes_wrong_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(Proposer, "made_tasks", 0, raising=False)
     monkeypatch.setattr(Proposer, "propose", break_write_lines)
     pipeline.main(settings(tmp_path / "out"))
-    demonstrations = [record for record in transcripts(tmp_path / "out", "train") if record["reward"] is None]
+    demonstrations = transcripts(tmp_path / "out", "demonstrations")
     assert {record["family"] for record in demonstrations} == {"look-up", "sort-lines"}
     assert load_taskset(tmp_path / "out").index["datasheet"]["demonstrations"] == len(demonstrations) == 5
 
