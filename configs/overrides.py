@@ -20,6 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from burnish.envs.errors import UserError
 
+MAX_INTEGER = 2**63 - 1
+"""No key needs more, and no library takes more for a seed or a size."""
 _FORM = re.compile(r"(?P<prefix>\+\+|\+|~)?(?P<key>[^=\s]+?)(?P<assign>=(?P<value>.*))?", re.DOTALL)
 
 
@@ -175,7 +177,7 @@ def _is_scalar_of(value: Any, bare: Any) -> bool:
     if bare in (int, float):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         # 1e6 is a fine way to write an integer, 1.7 is not
-        return is_number and (bare is float or value == value // 1)
+        return is_number and (bare is float or (value == value // 1 and abs(value) <= MAX_INTEGER))
     if isinstance(bare, type) and issubclass(bare, Enum):
         return isinstance(value, str) and value in bare.__members__
     return isinstance(bare, type) and isinstance(value, bare)

@@ -57,8 +57,12 @@ class QuickstartRun:
     """Settings of `burnish eval`; policy, out and stage are filled in for each stage."""
 
     def __post_init__(self) -> None:
-        if not self.name or "/" in self.name:
+        if self.name in ("", ".", "..") or "/" in self.name:
             raise UserError(f"name must be a folder name without '/', got {self.name!r}")
+        # later stages look for what these leave in the run's own folder
+        for stage, part in (("sft", self.sft), ("rl", self.rl)):
+            if (part.runs, part.name) != (f"{self.runs}/{self.name}", stage):
+                raise UserError(f"{stage}.runs and {stage}.name are quickstart's own: set runs and name instead")
 
 
 class StageError(RuntimeError):

@@ -203,7 +203,9 @@ class RlRun:
         for name in ("max_steps", "passes", "checkpoint_every", "tokens_per_micro_batch"):
             require(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         require("gate_max_kl", self.gate_max_kl, self.gate_max_kl > 0, "> 0")
-        require("name", repr(self.name), bool(self.name) and "/" not in self.name, "a folder name without '/'")
+        is_name = self.name not in ("", ".", "..") and "/" not in self.name
+        require("name", repr(self.name), is_name, "a folder name without '/'")
+        require("seed", self.seed, self.seed >= 0, ">= 0")
         if self.schedule is Schedule.lockstep and self.algo.max_offpolicy_steps:
             raise ValueError(
                 f"schedule=lockstep trains each slot with the version that sampled it: set algo.max_offpolicy_steps=0, "
@@ -271,7 +273,8 @@ class EvalRun:
     def __post_init__(self) -> None:
         for name in ("samples", "concurrency", "max_attempts"):
             require(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
-        require("limit", self.limit, self.limit >= 0, ">= 0")
+        for name in ("limit", "seed"):
+            require(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
         require("confidence", self.confidence, 0 < self.confidence < 1, "inside (0, 1)")
         most = self.engine.max_contexts
         require("concurrency", self.concurrency, self.concurrency <= most, f"<= engine.max_contexts={most}")

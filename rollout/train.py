@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from burnish.configs.schema import to_yaml
-from burnish.envs.config import ReapRun
+from burnish.envs.config import ReapRun, SandboxKind
 from burnish.envs.errors import UserError
 from burnish.envs.sandbox import reap
 from burnish.envs.sandbox.base import open_sandboxes
@@ -39,7 +39,9 @@ from burnish.rollout.controller import Controller
 from burnish.rollout.harness.base import load_harness
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.ledger_schema import LedgerError
+from burnish.rollout.losses import load_loss
 from burnish.rollout.settings import EpisodeSettings, TrainerSettings
+from burnish.verifiers.verifier import load_verifier
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ def main(run: RlRun) -> int:
         run = read_run(run)
     run_dir = Path(run.runs) / run.name
     tasks, task_set = check(run)
+    # before the folder is taken: what is mended there and then needs no other folder
+    kind = None if is_resumed else sandbox_kind(run)
     manifest = claim(run_dir, run, task_set, is_resumed)
     # a policy that somebody took away is written again, from the last training state
     if manifest["finished"] and (run_dir / "policy").is_dir():
@@ -63,11 +67,8 @@ def main(run: RlRun) -> int:
     except LedgerError as error:
         raise UserError(str(error)) from error
     try:
+        run.sandbox = kind or sandbox_kind(run)
         run.limits = replace(run.limits, driver=driver_identity())
-        # asked for in the driver: a missing engine is told before anything starts, and every worker gets the same kind
-        sandboxes = open_sandboxes(run.limits, run.sandbox)
-        run.sandbox = sandboxes.kind
-        sandboxes.close()
         reap.main(ReapRun(engine_url=run.limits.engine_url))
         joined = cluster.start(run.cluster)
         try:
@@ -136,6 +137,7 @@ def check(run: RlRun) -> tuple[Sequence[Task], str]:
         )
     harness = load_harness(run.harness)
     load_advantage(run.algo.advantage, run.algo.advantage_options)
+    load_loss(run.algo.loss, run.algo.loss_options)
     tokenizer = check_fits(Path(run.policy), run.encoding.system_token_id)
     if not tasks:
         raise UserError(f"{run.tasks}: split {run.split} holds no task")
@@ -144,6 +146,20 @@ def check(run: RlRun) -> tuple[Sequence[Task], str]:
         if prompt >= longest:
             raise UserError(f"{task.path}: its prompt has {prompt} tokens, episode.max_context_tokens is {longest}")
     return tasks, task_set.content_hash
+
+
+def sandbox_kind(run: RlRun) -> SandboxKind:
+    """Asked for in the driver: a missing engine is told before anything starts, and every worker gets the same kind.
+
+    Raises:
+        UserError: no engine answers, or there is no such verifier.
+    """
+    sandboxes = open_sandboxes(run.limits, run.sandbox)
+    try:
+        load_verifier(run.verifier, sandboxes)
+    finally:
+        sandboxes.close()
+    return sandboxes.kind
 
 
 def read_run(run: RlRun) -> RlRun:

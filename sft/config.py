@@ -8,6 +8,8 @@ from omegaconf import MISSING
 from burnish.policy.encoding.config import EncodingConfig
 from burnish.policy.training.config import BatchConfig, TrainConfig
 
+MAX_THREADS = 1024
+
 
 class DataFormat(StrEnum):
     """What a record of the data file is; YAML spells the member name."""
@@ -75,9 +77,9 @@ class SftRun:
         for name in ("epochs", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.threads < 0:
-            raise ValueError(f"threads must be >= 0, got {self.threads}")
-        if not self.name or "/" in self.name:
+        if not 0 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads must be 0 to {MAX_THREADS}, got {self.threads}")
+        if self.name in ("", ".", "..") or "/" in self.name:
             raise ValueError(f"name must be a folder name without '/', got {self.name!r}")
         if self.batch.tokens_per_micro_batch < self.data.max_tokens:
             raise ValueError(
@@ -176,6 +178,8 @@ class PretrainRun:
         for name in ("steps", "evaluate_every", "num_heldout", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if not 0 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads must be 0 to {MAX_THREADS}, got {self.threads}")
         longest = self.data.max_tokens if self.data.kind is PretrainKind.text else self.data.recall.max_tokens
         if self.batch.tokens_per_micro_batch < longest:
             raise ValueError(

@@ -16,6 +16,9 @@ from burnish.envs.sandbox.lease import is_orphan
 from burnish.envs.sandbox.local import base_directory, remove_tree
 from burnish.envs.sandbox.processes import end_processes
 
+NAMELESS_S = 3600.0
+"""Age at which a local sandbox that does not say whose it is belongs to nobody."""
+
 
 def is_due(owner: Mapping[str, str], run: str, now: float) -> bool:
     return owner.get("burnish.run") == run if run else is_orphan(owner, now)
@@ -56,6 +59,12 @@ def reap_local(config: ReapRun) -> Counter[str]:
         try:
             lines = (home / "owner").read_text("utf-8").splitlines()
         except OSError:
+            # killed while it was made or removed; a young one is being made or removed by somebody alive
+            with contextlib.suppress(OSError):
+                if not config.run and now - home.stat().st_mtime > NAMELESS_S:
+                    end_processes(home.name)
+                    remove_tree(home)
+                    counts["removed"] += 1
             continue
         owner = dict(line.split("=", 1) for line in lines if "=" in line)
         if is_due(owner, config.run, now):

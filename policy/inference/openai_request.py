@@ -15,6 +15,15 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 COMPLETION_TOKENS = 16
 """OpenAI's default max_tokens of a plain completion."""
+# fields of OpenAI's and vLLM's clients that would change what is sampled, and the values that change nothing
+NEUTRAL: dict[str, Any] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "logit_bias": {},
+    "best_of": 1,
+}
 # DeepSeek's API names on the checkpoint's; `none` turns thinking off
 API_EFFORTS = {
     "minimal": "low",
@@ -139,6 +148,8 @@ def _common(fields: _Fields, default_max_tokens: int | None) -> dict[str, Any]:
         raise ApiError(400, f"stop must be a string or up to {MAX_STOPS} non-empty strings", param="stop")
     limits = [fields.integer(name, 1, 1 << 40) for name in ("max_completion_tokens", "max_tokens")]
     seed = fields.integer("seed", -(1 << 63), (1 << 64) - 1)
+    for name, neutral in NEUTRAL.items():
+        fields.refuse(name, (neutral,), "the sampler has temperature, top_p and top_k")
     return {
         "model": model,
         "stream": fields.boolean("stream"),

@@ -1,5 +1,6 @@
 """Settings of one optimizer step and of how a batch is cut. Torch-free, so that composing a run never loads a device."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -104,7 +105,7 @@ class TrainConfig:
             "keep_checkpoints": self.keep_checkpoints >= 1,
         }
         for name, is_ok in checks.items():
-            if not is_ok:
+            if not (is_ok and math.isfinite(getattr(self, name))):
                 hint = " (stage 3 is not offered yet)" if name == "zero_stage" else ""
                 raise ValueError(f"train.{name} is out of range: got {getattr(self, name)}{hint}")
         if self.total_steps and self.warmup_steps + self.decay_steps > self.total_steps:

@@ -35,3 +35,11 @@ def test_a_changed_record_is_an_error(path):
     path.write_bytes(path.read_bytes().replace(b'"number": 1', b'"number": 7'))
     with pytest.raises(UserError, match="line 2 is damaged"):
         Journal(path)
+
+
+def test_a_journal_has_one_writer(path):
+    first = Journal(path)
+    with pytest.raises(UserError, match="is being written by another process"):
+        Journal(path)
+    first.close()
+    Journal(path).close()

@@ -202,3 +202,47 @@ def test_the_content_hash_is_over_sorted_names_and_bytes(make_task):
     assert load_task(folder).content_hash == digest.hexdigest()
     (folder / "tests" / "test.sh").write_text("changed")
     assert load_task(folder).content_hash != digest.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "must begin with FROM, got ''"),
+        ("# nothing\n", "must begin with FROM, got ''"),
+        ("FRM debian\n", "must begin with FROM, got 'FRM'"),
+        ("RUN true\nFROM debian\n", "must begin with FROM, got 'RUN'"),
+    ],
+)
+def test_a_dockerfile_that_is_none_is_named(make_task, text, says):
+    message = refused(make_task(files={"environment/Dockerfile": text}))
+    assert "environment/Dockerfile: " in message
+    assert says in message
+
+
+def test_a_dockerfile_may_begin_with_comments_and_arguments(make_task):
+    load_task(
+        make_task(files={"environment/Dockerfile": "# syntax=docker/dockerfile:1\n\nARG A=1\nfrom debian:${A}\n"})
+    )
+
+
+def test_files_that_are_not_text_are_named(make_task):
+    for name in ("environment/Dockerfile", "instruction.md", "task.toml"):
+        folder = make_task()
+        (folder / name).write_bytes(b"\xff\xfe")
+        assert f"{name}: not UTF-8 at byte 0" in refused(folder)
+
+
+def test_windows_line_ends_in_the_tests_are_named(make_task):
+    message = refused(make_task(files={"tests/test.sh": "#!/bin/bash\r\ntrue\r\n"}))
+    assert "tests/test.sh: Windows line ends" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"\xff\n", "not UTF-8 at byte 0"), (b"", "no command in it"), (b"#!/bin/bash\n", "no command")],
+)
+def test_an_oracle_that_says_nothing_is_named(make_task, content, says):
+    folder = make_task()
+    (folder / "solution" / "solve.sh").write_bytes(content)
+    with pytest.raises(TaskError, match=says):
+        load_task(folder).solution_lines()

@@ -164,3 +164,25 @@ def test_what_is_no_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"a": 1,\n}')
     with pytest.raises(ConfigError, match=r"not JSON \(line 2"):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rope_theta": float("nan")}, "rope_theta must be a finite number above 0, got nan"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps must be a finite number above 0, got -1.0"),
+        ({"o_groups": 0}, "num_attention_heads must be a multiple of o_groups"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": "x"}},
+            "text_config.rope_scaling.factor must be a number, got 'x'",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 0}},
+            "text_config.rope_scaling.factor must be a finite number above 0",
+        ),
+    ],
+)
+def test_a_number_that_computes_nothing_is_named(change, sentence, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(released(**change)))
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(tmp_path)

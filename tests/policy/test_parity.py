@@ -227,3 +227,34 @@ def test_cases_of_another_size_and_their_own_model_work(tmp_path, make_core, cor
     raw["text_config"]["sliding_window"] = 6
     (tmp_path / "text" / "config.json").write_text(json.dumps(raw))
     assert lines_of(tmp_path, "text")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        ("text_one", lambda tensors: tensors.update(input_ids=tensors["input_ids"][:, :0])),
+        ("text_one", lambda tensors: tensors.update(input_ids=tensors["input_ids"] + 1_000_000)),
+        ("text_one", lambda tensors: tensors.update(attention_mask=torch.ones(3))),
+        ("quant", lambda tensors: tensors.update(x=tensors["x"][:, :7])),
+    ],
+)
+def test_tensors_that_do_not_fit_together_are_named_and_the_other_cases_run(copy, case, change):
+    golden = copy("text", "text_one", "text_short", "quant")
+    edit(golden / case / "expected.safetensors", change)
+    code, lines = lines_of(golden, f"{case},text_short")
+    assert code == 2
+    assert any(line.startswith(f"{case} ") and "cannot be run: " in line for line in lines)
+    assert any(line.startswith("text_short ") and line.endswith("ok") for line in lines)
+
+
+@pytest.mark.parametrize("bound", ["inf", "nan", "-1", "x"])
+def test_a_bound_that_nothing_can_exceed_is_refused(copy, bound):
+    golden = copy("quant")
+    path = golden / "quant" / "expected.safetensors"
+    with safe_open(path, "pt") as archive:
+        metadata = archive.metadata() | {"bound": bound}
+        tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata=metadata)
+    code, lines = lines_of(golden, "quant")
+    assert code == 2
+    assert "bound must be a finite number >= 0" in lines[0]

@@ -1,6 +1,7 @@
 """The audit: clean on a true run, at every instant of it, and loud on every kind of planted violation."""
 
 import json
+import random
 import re
 import shutil
 import sqlite3
@@ -331,3 +332,47 @@ def test_a_log_that_ends_in_the_middle_of_a_turn_is_no_violation(run):
     path.write_bytes(path.read_bytes()[:-3])
     assert read_log(path).damage is not None
     assert audit(run).violations == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (
+            lambda run: (run / "checkpoints" / "step-2" / "state.json").write_text("[]"),
+            "step-2 holds the state of step None",
+        ),
+        (
+            lambda run: (run / "checkpoints" / "step-2" / "state.json").write_bytes(b"\xff"),
+            "holds the state of step None",
+        ),
+        (lambda run: swap_for_folder(next((run / "blocks").iterdir())), "cannot be read (Is a directory)"),
+        (lambda run: swap_for_folder(run / "checkpoints" / "step-2" / "state.json"), "holds the state of step None"),
+        (lambda run: (run / "ledger.sqlite").write_bytes(b""), "database: "),
+        (lambda run: (run / "ledger.sqlite").write_bytes(b"x" * 9000), "file is not a database"),
+    ],
+    ids=range(6),
+)
+def test_damage_of_any_form_is_a_violation_never_a_crash(run, damage, says):
+    damage(run)
+    report = audit(run)
+    assert any(says in sentence for sentence in report.violations), report.violations
+
+
+def swap_for_folder(path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def test_a_ledger_with_random_bytes_in_it_is_reported(run, tmp_path):
+    whole = (run / "ledger.sqlite").read_bytes()
+    chance = random.Random(5)
+    found = 0
+    for _ in range(25):
+        content = bytearray(whole)
+        for _ in range(60):
+            content[chance.randrange(100, len(content))] = chance.randrange(256)
+        (run / "ledger.sqlite").write_bytes(content)
+        for name in ("ledger.sqlite-wal", "ledger.sqlite-shm"):
+            (run / name).unlink(missing_ok=True)
+        found += not audit(run).is_clean
+    assert found >= 20

@@ -1,16 +1,19 @@
 """burnish eval on real tasks in the local sandbox: oracle, nothing, resumption, and what a user gets wrong."""
 
 import json
+import os
+import resource
 import shutil
 from pathlib import Path
 
 import pytest
 
-from burnish.envs.config import SandboxKind, SynthRun
+from burnish.envs.config import SandboxConfig, SandboxKind, SynthRun
 from burnish.envs.errors import UserError
 from burnish.envs.synthesis.pipeline import main as synthesise
+from burnish.policy.checkpoint.folder_lock import held
 from burnish.rollout.config import Agent, EvalRun
-from burnish.rollout.evaluate import RESULTS, SUMMARY, main
+from burnish.rollout.evaluate import CONDITIONS, RESULTS, SUMMARY, append, main, open_log
 from burnish.rollout.stats import read_results
 
 
@@ -97,3 +100,69 @@ def test_a_contradiction_is_found_before_anything_runs(changes, named):
 def test_a_policy_that_is_none_is_named(tasks, tmp_path):
     with pytest.raises(UserError, match="not a policy folder"):
         evaluate(tasks, tmp_path / "out", agent=Agent.policy, policy=str(tmp_path))
+
+
+def test_a_mistake_leaves_nothing_that_stands_in_the_way(tasks, tmp_path):
+    """A broken task is mended and the same command given again."""
+    broken = tmp_path / "tasks"
+    shutil.copytree(tasks, broken)
+    taskset = json.loads((broken / "taskset.json").read_text())
+    script = broken / taskset["splits"]["heldout"][0] / "solution" / "solve.sh"
+    right = script.read_text()
+    for wrong in ("", "# nothing\n"):
+        script.write_text(wrong)
+        with pytest.raises(UserError, match=r"solution/solve.sh: no command in it"):
+            evaluate(broken, tmp_path / "out")
+    script.unlink()
+    with pytest.raises(UserError, match=r"solution/solve.sh: the task has no oracle solution"):
+        evaluate(broken, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    script.write_text(right)
+    with pytest.raises(UserError, match="sandbox=docker needs a Docker engine"):
+        evaluate(
+            broken, tmp_path / "out", sandbox=SandboxKind.docker, limits=SandboxConfig(engine_url="unix:///nowhere")
+        )
+    assert evaluate(broken, tmp_path / "out")["all"]["pass"] == 1.0
+
+
+def test_an_empty_split_is_named(tasks, tmp_path):
+    empty = tmp_path / "tasks"
+    shutil.copytree(tasks, empty)
+    taskset = json.loads((empty / "taskset.json").read_text())
+    splits = taskset["splits"]
+    taskset["splits"] = {"train": splits["train"] + splits["heldout"], "heldout": []}
+    (empty / "taskset.json").write_text(json.dumps(taskset))
+    with pytest.raises(UserError, match="split heldout holds no task"):
+        evaluate(empty, tmp_path / "out")
+
+
+def test_two_evaluations_never_share_a_folder(tasks, tmp_path):
+    with held(tmp_path / "out"), pytest.raises(ValueError, match="out is being written by another process"):
+        evaluate(tasks, tmp_path / "out")
+
+
+def test_damaged_records_of_an_evaluation_are_named(tasks, tmp_path):
+    evaluate(tasks, tmp_path / "out", limit=1)
+    (tmp_path / "out" / CONDITIONS).write_text("{")
+    with pytest.raises(ValueError, match=r"conditions.json: not JSON \(line 1.*give another out=DIR"):
+        evaluate(tasks, tmp_path / "out", limit=1)
+    (tmp_path / "out" / CONDITIONS).unlink()
+    (tmp_path / "out" / RESULTS).write_bytes(b"\xff\n")
+    with pytest.raises(ValueError, match=r"results.jsonl line 1: not JSON"):
+        evaluate(tasks, tmp_path / "out", limit=1)
+
+
+def test_a_line_that_the_disk_has_no_room_for_leaves_no_half(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    log = open_log(tmp_path / RESULTS)
+    append(log, {"task": "a", "passed": True})
+    size = (tmp_path / RESULTS).stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, before[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            append(log, {"task": "b", "passed": True})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    append(log, {"task": "b", "passed": False})
+    os.close(log)
+    assert [row["task"] for row in read_results(tmp_path / RESULTS)] == ["a", "b"]

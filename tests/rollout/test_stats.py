@@ -75,3 +75,10 @@ def test_a_torn_last_line_is_ignored_and_a_broken_one_is_named(tmp_path):
     path.write_text('{"task": "a", "passed": true}\n{"task": "b", "pas\n')
     with pytest.raises(ResultsError, match="line 2"):
         read_results(path)
+
+
+@pytest.mark.parametrize("line", [b"\xff", b"[" * 60_000, b"{"])
+def test_a_line_that_is_no_json_is_named(tmp_path, line):
+    (tmp_path / "results.jsonl").write_bytes(b'{"task": "a", "passed": true}\n' + line + b"\n")
+    with pytest.raises(ResultsError, match=r"results.jsonl line 2: not JSON"):
+        read_results(tmp_path / "results.jsonl")

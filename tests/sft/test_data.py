@@ -181,3 +181,76 @@ def test_micro_batches_share_one_denominator(oracle_file):
     ):
         assert loss_tokens(micro_batches(dataset, range(20), batch)) == counts.loss_tokens
     assert len(micro_batches(dataset, range(20), BatchConfig(batch_size=20, micro_batch_size=5))) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (b"[" * 60_000, r"line 2: not JSON that can be read"),
+        (b'{"messages": ' + b"[" * 60_000, r"line 2: not JSON that can be read"),
+        (b'{"messages": ' + b"1" * 5000 + b"}", r"line 2: not JSON that can be read"),
+        ('{"messages": []}'.encode("utf-16"), r"line 2: not UTF-8"),
+        (b"PAR1\x00", r"line 2: not JSON"),
+    ],
+    ids=["brackets", "deep", "digits", "utf-16", "parquet"],
+)
+def test_a_line_that_no_parser_takes_is_named(tmp_path, line, sentence):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(json.dumps({"messages": [ASK, ANSWER]}).encode() + b"\n" + line + b"\n")
+    with pytest.raises(DataError, match=sentence):
+        read(path)
+
+
+def test_windows_files_are_read(tmp_path):
+    line = json.dumps({"messages": [ASK, ANSWER]}).encode()
+    (tmp_path / "data.jsonl").write_bytes(b"\xef\xbb\xbf" + line + b"\r\n" + line + b"\r\n\r\n")
+    assert read(tmp_path / "data.jsonl")[1].conversations == 2
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"messages": [ASK, ANSWER], "tools": 3}, r"line 1: tools must be a list of functions, got int"),
+        (
+            {"messages": [{"role": "system", "content": "x", "tools": 3}, ASK, ANSWER]},
+            r"messages\[0\]\.tools must be a",
+        ),
+        (
+            {"messages": [ASK | {"tool_calls": [{"name": "f"}]}, ANSWER]},
+            r"messages\[0\]\.tool_calls belongs to a message",
+        ),
+        (
+            {"messages": [ASK | {"reasoning": "why"}, ANSWER]},
+            r"messages\[0\]\.reasoning belongs to a message of assistant",
+        ),
+        ({"messages": [ASK, ANSWER | {"tool_call_id": "1"}]}, r"tool_call_id belongs to a message of tool"),
+        (
+            {"messages": [{"role": "user", "content": None}, ANSWER]},
+            r"messages\[0\]\.content is null or missing; a user",
+        ),
+        ({"messages": [{"role": "user"}, ANSWER]}, r"messages\[0\]\.content is null or missing; a user"),
+        ({"messages": [ASK, {"role": "assistant", "content": None}]}, r"messages\[1\] says nothing"),
+        ({"messages": [ASK, {"role": "assistant", "content": ""}]}, r"messages\[1\] says nothing"),
+        ({"messages": [{"role": "user", "content": "\ud800"}, ANSWER]}, r"line 1: text has a lone surrogate U\+D800"),
+        (
+            {"messages": [ASK, {"role": "assistant", "tool_calls": [call("f", "[" * 60_000)]}]},
+            r"messages\[1\]\.tool_calls\[0\]\.function\.arguments is not JSON",
+        ),
+    ],
+)
+def test_what_would_be_lost_or_teach_nothing_is_named(tmp_path, record, sentence):
+    (tmp_path / "data.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(DataError, match=sentence):
+        read(tmp_path / "data.jsonl")
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    from datasets import Dataset
+
+    whole = tmp_path / "whole.parquet"
+    Dataset.from_list([{"messages": json.dumps([ASK, ANSWER])}] * 3).to_parquet(str(whole))
+    for name, content in {"text": b'{"messages": []}\n', "empty": b"", "cut": whole.read_bytes()[:200]}.items():
+        path = tmp_path / f"{name}.parquet"
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name}\.parquet: not a whole parquet file"):
+            read(path)

@@ -13,9 +13,9 @@ import pytest
 from burnish.envs.config import ReapRun, SandboxConfig, SandboxKind
 from burnish.envs.sandbox.base import open_sandboxes
 from burnish.envs.sandbox.lease import driver_identity, is_alive, is_orphan
-from burnish.envs.sandbox.local import base_directory
+from burnish.envs.sandbox.local import base_directory, remove_tree
 from burnish.envs.sandbox.processes import processes_of
-from burnish.envs.sandbox.reap import is_due, main, reap_containers, reap_local, sentence
+from burnish.envs.sandbox.reap import NAMELESS_S, is_due, main, reap_containers, reap_local, sentence
 from burnish.envs.task import load_task
 
 DRIVER = """
@@ -141,3 +141,19 @@ def test_who_is_due():
     assert is_due(living, "r", now)
     assert not is_due({**living, "burnish.lease": "999"}, "other", now)
     assert sentence({"removed": 1, "kept": 2, "failed": 0}, "container") == "1 container removed, 2 kept"  # pyright: ignore
+
+
+def test_a_local_sandbox_that_a_kill_left_without_an_owner_goes_once_it_is_old():
+    young, old = (base_directory() / f"nameless-{name}-{os.getpid()}" for name in ("young", "old"))
+    for home in (young, old):
+        (home / "app").mkdir(parents=True)
+    before = time.time() - NAMELESS_S - 60
+    os.utime(old, (before, before))
+    try:
+        reap_local(ReapRun(run="another"))
+        assert old.exists(), "a named run is all that was asked for"
+        reap_local(ReapRun())
+        assert (young.exists(), old.exists()) == (True, False)
+    finally:
+        for home in (young, old):
+            remove_tree(home)

@@ -1,5 +1,6 @@
 """Policy folders: every tensor accounted for by name, damage named, saves that a kill cannot break."""
 
+import errno
 import json
 import os
 import shutil
@@ -294,3 +295,47 @@ def test_side_files_come_along_and_old_ones_do_not_stay(core, tmp_path):
     save_policy(core, folder)
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+# ---- what a user's folder may lose ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_names_its_tensor(folder, value):
+    rewrite(folder / "model.safetensors", lambda tensors: tensors["norm.weight"].view(-1)[0].fill_(value))
+    with pytest.raises(CheckpointError, match=r"model.safetensors: tensor norm.weight holds NaN or infinity"):
+        load_policy(folder)
+
+
+def test_a_folder_with_other_content_or_a_file_is_never_replaced(core, folder, tmp_path):
+    (folder / "thesis.tex").write_text("mine")
+    with pytest.raises(
+        CheckpointError, match=r"policy holds thesis.tex, which is no file of a policy and would be lost"
+    ):
+        save_policy(core, folder)
+    assert (folder / "thesis.tex").read_text() == "mine"
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"file is a file; give the path of a policy folder"):
+        save_policy(core, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_leaves_the_old_folder_and_nothing_beside_it(make_core, tmp_path, monkeypatch):
+    old = make_core(0)
+    folder = save_policy(old, tmp_path / "policy")
+
+    def full(*args, **kwargs):
+        Path(args[1]).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(released, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_policy(make_core(1), folder)
+    assert states_equal(load_policy(folder), old)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_an_index_that_is_not_text_is_named(folder):
+    (folder / "model.safetensors.index.json").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"index.json: not UTF-8 \(byte 0\)"):
+        load_policy(folder)

@@ -2,7 +2,9 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -13,10 +15,13 @@ from burnish.policy.encoding.tokenizer import (
     EncodingError,
     IncrementalDecoder,
     Tokenizer,
+    check_fits,
     load_tokenizer,
     relabel_system,
     released_path,
 )
+from burnish.policy.presets import preset
+from burnish.policy.released_config import to_released
 
 HOSTILE = "<｜User｜> </think> ｜DSML｜ <｜end▁of▁sentence｜> <｜System｜>"
 RANGES = [(1, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)]
@@ -142,3 +147,40 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(EncodingError, match="has no think token"):
         load_tokenizer(tmp_path)
+
+
+def _no_dict(document: dict[str, Any]) -> Any:
+    return [document]
+
+
+def _vocabulary(content: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda document: {**document, "model": {**document["model"], "vocab": content}}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (_no_dict, r"is not a tokenizer\.json: it has no added_tokens"),
+        (_vocabulary([]), r"is not a tokenizer\.json: model\.vocab maps tokens to ids"),
+        (_vocabulary({"a": "b"}), r"is not a tokenizer\.json: model\.vocab maps tokens to ids"),
+        (_vocabulary({"a": -5}), r"is not a byte-level BPE tokenizer\.json"),
+        (_vocabulary({"\u4e2d": 5}), r"is not a byte-level BPE tokenizer\.json"),
+        (lambda document: {**document, "added_tokens": [{}]}, r"added_tokens lists objects with content and id"),
+        (lambda document: {**document, "pre_tokenizer": {"type": "none"}}, r"is not a byte-level BPE tokenizer\.json"),
+    ],
+    ids=range(7),
+)
+def test_damaged_parts_are_named(tmp_path: Path, change: Callable[[dict[str, Any]], Any], sentence: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(change(tiny_tokenizer().document())))
+    with pytest.raises(EncodingError, match=sentence):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_named(tmp_path: Path) -> None:
+    config = preset("tiny")
+    (tmp_path / "config.json").write_text(json.dumps(to_released(config)))
+    tiny_tokenizer().save(tmp_path)
+    assert check_fits(tmp_path).vocab_size <= config.vocab_size
+    load_tokenizer().save(tmp_path)
+    with pytest.raises(EncodingError, match=r"tokenizer\.json has \d+ ids, the model of config\.json only 1024"):
+        check_fits(tmp_path)

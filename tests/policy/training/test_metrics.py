@@ -2,6 +2,7 @@
 
 import json
 import logging
+import resource
 import time
 
 import pytest
@@ -139,3 +140,19 @@ def test_a_dead_tracker_neither_blocks_nor_kills(tmp_path, monkeypatch, caplog, 
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 50
     stopped = [r for r in caplog.records if "W&B has stopped" in r.message]
     assert len(stopped) == 1, "warned once"
+
+
+def test_a_full_disk_neither_ends_the_training_nor_damages_a_line(tmp_path, quiet, caplog):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with MetricLogger(tmp_path) as log:
+        log.log({"train/loss": 1.0}, step=1)
+        size = (tmp_path / "metrics.jsonl").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, before[1]))
+        try:
+            with caplog.at_level(logging.WARNING):
+                log.log({"train/loss": 2.0}, step=2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        log.log({"train/loss": 3.0}, step=3)
+    assert "cannot write" in caplog.text
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 3]
