@@ -59,7 +59,7 @@ def check(override: Override, cfg: DictConfig) -> str:
     if override.prefix == "+" and not _is_new_dict_key(override.key, cfg):
         raise UserError(f"{override.key} already exists: write {override.key}={override.value} without '+'")
     if _bare(kind) is str:
-        if override.value in ("", "''", '""') and OmegaConf.is_missing(cfg, override.key):
+        if override.value in ("", "''", '""') and override.key in OmegaConf.missing_keys(cfg):
             raise UserError(f"{override.key} must not be empty: give {override.key}=...")
         return f"{override.prefix}{override.key}={quoted(override.value)}"
     text = f"{override.prefix}{override.key}={override.value}"
