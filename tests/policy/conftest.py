@@ -1,11 +1,16 @@
-"""A model of every mechanism at a size where all of them act within 40 tokens: window 8, top-k 6, pool of 3 blocks of 4."""
+"""A model of every mechanism at a size where all of them act within 40 tokens: window 8, top-k 6, pool of 3 blocks of 4.
+The tiny tokenizer, and ids from a spelled-out conversation: special tokens where their spelling stands, text elsewhere.
+"""
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from burnish.policy.config import ModelConfig
+from burnish.policy.encoding.subvocabulary import tiny_tokenizer
+from burnish.policy.encoding.tokenizer import Tokenizer
 from burnish.policy.model.transformer import Transformer
 
 
@@ -44,3 +49,22 @@ def make_core(core_config: ModelConfig) -> Callable[..., Transformer]:
 def core(make_core: Callable[..., Transformer]) -> Transformer:
     """Weights that no test changes."""
     return make_core(0)
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return tiny_tokenizer()
+
+
+@pytest.fixture
+def spell(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Text with special spellings to ids; what an independent encoder would send."""
+    pattern = re.compile("(" + "|".join(sorted(map(re.escape, tokenizer.added), key=len, reverse=True)) + ")")
+
+    def ids(text: str) -> list[int]:
+        out: list[int] = []
+        for piece in pattern.split(text):
+            out += [tokenizer.added[piece]] if piece in tokenizer.added else tokenizer.encode(piece)
+        return out
+
+    return ids
