@@ -12,25 +12,6 @@ from collections.abc import Sequence
 import torch
 
 
-def sampled_logprobs(
-    logits_NV: torch.Tensor,
-    target_N: torch.Tensor,
-    *,
-    temperature: float = 1.0,
-    kept_ids_M: torch.Tensor | None = None,
-    kept_offsets: torch.Tensor | None = None,
-    never: Sequence[int] = (),
-) -> torch.Tensor:
-    """log softmax(logits / temperature) over each token's kept set, at the target: `distributions` there."""
-    return (
-        distributions(
-            logits_NV, target_N, temperature=temperature, kept_ids_M=kept_ids_M, kept_offsets=kept_offsets, never=never
-        )
-        .gather(1, target_N.unsqueeze(1))
-        .squeeze(1)
-    )
-
-
 def distributions(
     logits_NV: torch.Tensor,
     target_N: torch.Tensor,

@@ -6,18 +6,21 @@ The way of an RL rollout without its processes: engine, token log, sealed blocks
 import numpy as np
 import pytest
 import torch
+from loss_inputs import inputs, normaliser, values
+from small_model import small_config
 
 from burnish.policy.checkpoint.released import load_policy, save_policy
-from burnish.policy.config import ModelConfig
 from burnish.policy.inference.config import EngineConfig
 from burnish.policy.inference.engine import Engine
 from burnish.policy.inference.sequence import SamplingParams
 from burnish.policy.model.transformer import Transformer
 from burnish.policy.training.config import TrainConfig
+from burnish.policy.training.logprobs import distributions
 from burnish.rollout.batch import TrainItem
 from burnish.rollout.blocks import read_block
 from burnish.rollout.config import AlgoConfig, RlRun, SamplingConfig
 from burnish.rollout.layout import lay_out
+from burnish.rollout.losses import load_loss
 from burnish.rollout.settings import TrainerSettings
 from burnish.rollout.token_log import TokenLog
 from burnish.rollout.trainer import Trainer
@@ -27,16 +30,7 @@ NEVER = (2, 4, 9)  # padding and image by the model's config, 9 by the engine's
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    config = ModelConfig(
-        vocab_size=115, hidden_size=64, moe_intermediate_size=32, num_hidden_layers=5, num_attention_heads=4,
-        head_dim=32, qk_rope_head_dim=8, q_lora_rank=24, o_lora_rank=16, o_groups=2, n_routed_experts=8,
-        num_experts_per_tok=2, sliding_window=8, compress_ratios=[0, 2, 1, 1, 1], kv_source_layer_ids=[1, 2],
-        index_source_layer_ids=[1, 2, 3], index_n_heads=4, index_head_dim=32, index_topk=6,
-        candidate_source_layer_id=2, candidate_topk_blocks=3, candidate_block_size=4, hc_sinkhorn_iters=3,
-        engram_layer_ids=[], engram_num_embeddings=[], num_nextn_predict_layers=0, dspark_target_layer_ids=[],
-        max_position_embeddings=4096, image_token_id=4, initializer_range=0.15,
-    )  # fmt: skip
-    model = Transformer(config)
+    model = Transformer(small_config())
     model.reset_parameters(0)
     return save_policy(model, tmp_path_factory.mktemp("policy") / "p")
 
@@ -171,3 +165,32 @@ def test_truncated_sampling_is_allowed_in_rl_and_greedy_is_not():
     assert run.sampling.top_p == 0.8
     with pytest.raises(ValueError, match=r"sampling.temperature.*> 0 in RL"):
         RlRun(name="x", sampling=SamplingConfig(temperature=0.0))
+
+
+def at_targets(logits, targets, **options):
+    return distributions(logits, targets, **options).gather(1, targets.unsqueeze(1)).squeeze(1)
+
+
+def test_temperature_divides_logits_not_logprobs():
+    lp = at_targets(values(2.0, 0.0).unsqueeze(0), torch.tensor([0]), temperature=2.0)
+    assert lp.item() == pytest.approx(-0.3133, abs=5e-5)
+    assert (torch.log_softmax(values(2.0, 0.0), -1)[0] / 2).item() == pytest.approx(-0.0635, abs=5e-5)
+
+
+def test_the_kept_set_shares_one_action_space():
+    logits = values(0.5, 0.3, 0.15, 0.05).log().expand(3, 4).clone().requires_grad_()
+    kept = {"kept_ids_M": torch.tensor([0, 1, 1, 0]), "kept_offsets": torch.tensor([0, 2, 2, 4])}
+    lp = at_targets(logits, torch.tensor([0, 0, 1]), **kept)
+    torch.testing.assert_close(lp, values(0.5 / 0.8, 0.5, 0.3 / 0.8).log())  # the empty set is the full vocabulary
+    assert lp[0].item() == pytest.approx(-0.4700, abs=5e-5)
+    assert lp[1].item() == pytest.approx(-0.6931, abs=5e-5)
+    (grad,) = torch.autograd.grad(lp[0], logits)
+    torch.testing.assert_close(grad[0], values(1 - 0.625, -0.375, 0, 0))
+    assert (grad[1:] == 0).all()
+    # engine and trainer agree: the ratio is 1, not 0.8
+    out = load_loss("clipped")(inputs(lp.detach(), behaviour=values(0.625, 0.5, 0.375).log()), normaliser(3))
+    assert float(out.metrics["train/ratio"][0]) == pytest.approx(3)
+    with pytest.raises(ValueError, match=r"token 0 \(id 3\) is not in its kept set of 2 ids"):
+        at_targets(logits, torch.tensor([3, 0, 1]), **kept)
+    with pytest.raises(ValueError, match="temperature must be > 0"):
+        at_targets(logits, torch.tensor([0, 0, 1]), temperature=0.0)
