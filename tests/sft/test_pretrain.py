@@ -141,12 +141,6 @@ def words(policy: Path, out: Path, *more: str) -> list[str]:
     return ["pretrain", f"policy={policy}", f"out={out}", "steps=4", "checkpoint_every=2", *settings, *more]
 
 
-@pytest.fixture(autouse=True)
-def lasting_group(monkeypatch):
-    """DeepSpeed keeps the first process group of a process, so the runs of these tests share one."""
-    monkeypatch.setattr("burnish.sft.loop.shutdown", lambda: None)
-
-
 class Killed(RuntimeError):
     pass
 
