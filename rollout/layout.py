@@ -58,14 +58,13 @@ class _Context:
         # a row runs right before the next token is sampled; input rows run in the prefill before the turn's first one
         next_T = np.append(versions_T[1:], -1)
         following_T = np.concatenate([np.full(len(b), _first_version(b), np.int32) for b in blocks])
-        routes = [block.routes_TLK for block in blocks if block.routes_TLK is not None]
         is_truncated = any(len(block.kept_ids_M) for block in blocks)
         return cls(
             ids_T=np.concatenate([block.ids_T for block in blocks]),
             versions_T=versions_T,
             lp_T=np.concatenate([block.lp_behaviour_T for block in blocks]),
             row_versions_T=np.where(next_T >= 0, next_T, following_T),
-            routes_TLK=np.concatenate(routes) if len(routes) == len(blocks) else None,
+            routes_TLK=_joined_routes(blocks),
             kept=[block.kept(t).tolist() for block in blocks for t in range(len(block))] if is_truncated else None,
         )
 
@@ -140,6 +139,20 @@ def forced_experts(batch: PackedBatch, routes: np.ndarray) -> list[torch.Tensor]
     table[table == ABSENT_ROUTE] = -1
     forced = torch.where(has_next[:, None, None], table[rows], torch.full_like(table[:1], -1))
     return list(forced.unbind(1))
+
+
+def _joined_routes(blocks: Sequence[Block]) -> np.ndarray | None:
+    """Of a context; a turn that was given up before its first row ran recorded none, and its tokens are absent."""
+    known = [block.routes_TLK for block in blocks if block.routes_TLK is not None]
+    if not known:
+        return None
+    parts = [
+        np.full((len(block), *known[0].shape[1:]), ABSENT_ROUTE, np.uint16)
+        if block.routes_TLK is None
+        else block.routes_TLK
+        for block in blocks
+    ]
+    return np.concatenate(parts)
 
 
 def _first_version(block: Block) -> int:

@@ -187,7 +187,7 @@ class Engine:
         return self._append([work[i].sequence for i in sampling], drawn) if drawn is not None else []
 
     def _record_routes(self, work: list[Work], experts: list[torch.Tensor]) -> None:
-        """Frozen when a row is first run: a later prefill of the same positions does not replace them."""
+        """Frozen when a row is first run by the weights that sample after it: a later prefill does not replace them."""
         routes = torch.stack(experts, 1).to(torch.int16).cpu().view(torch.uint16)  # -1 becomes 0xFFFF
         first = 0
         for item in work:
@@ -302,6 +302,9 @@ class Engine:
             self._counts["rejected_updates"] += 1
             raise
         self.scheduler.drop_all()
+        for sequence in self._sequences.values():
+            if not sequence.num_sampled:
+                sequence.forget_routes()
         self.scheduler.version = version
         self._counts["weight_updates"] += 1
 

@@ -166,6 +166,10 @@ class Sequence:
             self.routes[self.num_route_chunks :] = [torch.cat(self.routes[self.num_route_chunks :])]
             self.num_route_chunks += 1
 
+    def forget_routes(self) -> None:
+        """After a change of weights before the first token was sampled: the prompt's rows are run and recorded again."""
+        self.routes, self.num_route_chunks, self.num_routed = [], 0, self.cached_tokens or 0
+
     def close_prefill(self) -> None:
         """Log the prefill under way as far as it came: finished, or cut short by an abort, a preemption or a swap."""
         if self.prefill_end is None:

@@ -268,6 +268,16 @@ def test_a_swap_between_two_tokens_is_seen_by_the_next_one(make_model):
     assert (got.ids[4:], got.lp_raw[4:]) == (fresh.ids, fresh.lp_raw)
 
 
+def test_a_swap_in_the_middle_of_a_prompt_records_the_routes_of_the_weights_that_sample(make_model):
+    engine = engine_of(make_model(0), max_step_rows=17)
+    engine.add_request("r", "c", PROMPT, params(4, seed=2), keep_resident=True)
+    engine.step()
+    engine.update_weights(make_model(10), 1)
+    got, fresh = finish(engine)["r"], one(engine_of(make_model(10)), PROMPT, max_tokens=4, seed=2)
+    assert got.ids == fresh.ids
+    assert torch.equal(got.routes.view(torch.int16), fresh.routes.view(torch.int16))
+
+
 def test_no_row_of_old_weights_is_read_after_a_swap(make_model):
     # serving paper, bugs 1-5
     engine = engine_of(make_model(0))
