@@ -26,6 +26,9 @@ class TrainItem:
     advantage: float
     oldest_version: int = 0
     """Tokens of an older version are masked."""
+    shared_version: int | None = None
+    """Of a rollout that a killed driver left: the newest policy version that its lineage and this one have in common. Later
+    versions it names were other weights under the same number. None: played in this lineage."""
 
 
 @dataclass(frozen=True, kw_only=True)

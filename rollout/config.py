@@ -203,6 +203,8 @@ class RlRun:
         for name in ("max_steps", "passes", "checkpoint_every", "tokens_per_micro_batch"):
             require(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         require("gate_max_kl", self.gate_max_kl, self.gate_max_kl > 0, "> 0")
+        modes = ("auto", "online", "offline", "disabled")
+        require("wandb", repr(self.wandb), self.wandb in modes, f"one of {', '.join(modes)}")
         is_name = self.name not in ("", ".", "..") and "/" not in self.name
         require("name", repr(self.name), is_name, "a folder name without '/'")
         require("seed", self.seed, self.seed >= 0, ">= 0")

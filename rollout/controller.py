@@ -8,24 +8,27 @@ nothing is in flight while a step is taken, so a slot's policy version is fixed)
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from burnish.envs.task import Task
 from burnish.rollout.actors import Actors
 from burnish.rollout.advantage import load_advantage
 from burnish.rollout.agents import sampling_seed
-from burnish.rollout.batch import Batch, form_batch
+from burnish.rollout.batch import Batch, TrainItem, form_batch
 from burnish.rollout.buffer import Buffer
 from burnish.rollout.config import RlRun
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.rollouts import Rollouts
-from burnish.rollout.types import Group, RolloutError
+from burnish.rollout.types import DropReason, Group, RolloutError
 from burnish.rollout.weight_sync import check_receipt
 
 logger = logging.getLogger(__name__)
 
 Log = Callable[[dict[str, float], int], None]
 """(metrics, policy version)."""
+MAX_SKIPPED_IN_A_ROW = 10
+"""Steps that were not finite, after which going on would only use the data up."""
 
 
 class Controller:
@@ -44,7 +47,8 @@ class Controller:
     ) -> None:
         self.config, self.ledger, self.blocks = run, ledger, blocks
         self.actors, self.log = actors, log
-        self.version = self.saved_version = version
+        self.version = self.saved_version = self.start_version = version
+        self.skipped_in_a_row = 0
         self.advantage_of = load_advantage(run.algo.advantage, run.algo.advantage_options)
         self.buffer = Buffer(
             groups_per_batch=run.algo.groups_per_step,
@@ -86,25 +90,36 @@ class Controller:
 
     async def learn(self, groups: Sequence[Group]) -> None:
         """One batch: groups that say nothing are dropped with a reason, the others make an optimizer step."""
+        if not groups:
+            # every slot of theirs was dropped before it had a reward
+            self.buffer.published(False)
+            return
         started, step, algo = time.monotonic(), self.version + 1, self.config.algo
-        seed = sampling_seed(self.config.seed, f"step {step} {groups[0].group_id}" if groups else "")
+        seed = sampling_seed(self.config.seed, f"step {step} {groups[0].group_id}")
         batch = form_batch(groups, self.version, algo, self.advantage_of, self.blocks, seed)
         for reason, slot_ids in batch.drops.items():
             self.ledger.drop(slot_ids, reason, step=step)
         is_step = bool(batch.items) and await self.take_step(step, batch)
         self.buffer.published(is_step)
-        self.log({**batch.metrics, "rollout/step_s": time.monotonic() - started}, self.version)
+        failed = {f"rollout/failed/{outcome}": float(n) for outcome, n in self.rollouts.num_failures.items()}
+        self.log({**batch.metrics, **failed, "rollout/step_s": time.monotonic() - started}, self.version)
 
     async def take_step(self, step: int, batch: Batch) -> bool:
         """False when the step was not finite and changed nothing: its slots are dropped, not tried for ever."""
+        items = self.items_of(batch)
         if self.version == 0:
-            self.gate((await self.actors.mismatch(batch.items[: self.config.algo.group_size]))["mismatch_kl"])
+            self.gate((await self.actors.mismatch(items[: self.config.algo.group_size]))["mismatch_kl"])
         self.ledger.begin_step(step, batch.uses)
-        result = await self.actors.train(f"step {step} {batch.uses[0].slot_id}", batch.items)
+        result = await self.actors.train(f"step {step} {batch.uses[0].slot_id}", items)
         if result.is_skipped:
             self.ledger.abort_step(step)
-            self.ledger.drop([use.slot_id for use in batch.uses], "step_not_finite", step=step)
+            self.ledger.drop([use.slot_id for use in batch.uses], DropReason.step_not_finite, step=step)
+            self.skipped_in_a_row += 1
+            self.log({"train/skipped_in_a_row": float(self.skipped_in_a_row)}, self.version)
+            if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+                raise RolloutError(f"{self.skipped_in_a_row} steps in a row were not finite; lower train.lr")
             return False
+        self.skipped_in_a_row = 0
         self.ledger.commit_step(step)
         self.version = step
         self.log(result.metrics | {"train/slots": float(len(batch.uses))}, step)
@@ -113,6 +128,13 @@ class Controller:
             await self.checkpoint()
         await self.publish()
         return True
+
+    def items_of(self, batch: Batch) -> list[TrainItem]:
+        """The batch's items; those of a killed driver say up to which version its weights were ours."""
+        return [
+            replace(item, shared_version=self.start_version) if use.slot_id in self.rollouts.restored else item
+            for item, use in zip(batch.items, batch.uses, strict=True)
+        ]
 
     async def publish(self) -> None:
         """The trainer's weights to every generator; a generator that then holds anything else is fenced."""

@@ -270,6 +270,26 @@ def load_loss(spec: str, options: Mapping[str, Any] | None = None) -> Loss:
     )
 
 
+def check_corrections(loss: Loss, *, is_decoupled: bool) -> None:
+    """Options of every loss that need what this trainer does not have, told before a rollout is played.
+
+    Raises:
+        UserError: which, and what to set.
+    """
+    options = loss.corrections
+    if options.needs_proximal and not is_decoupled:
+        raise UserError(
+            "algo.loss_options: tis_cap, icepop and geometric weigh by trainer against engine, which is 1 unless "
+            "algo.decoupled=true: set it, or leave them out"
+        )
+    for name in ("kl_coef", "entropy_coef"):
+        if getattr(options, name):
+            lacks = "no reference policy is scored" if name == "kl_coef" else "the entropy has no gradient"
+            raise UserError(
+                f"algo.loss_options: {name}={getattr(options, name)} is not offered by burnish rl yet: {lacks}"
+            )
+
+
 def _mismatch_kl(tokens: LossInputs) -> torch.Tensor:
     """[T] r - log r - 1 with r = pi_theta / mu: its mean under mu estimates KL(mu || pi_theta), trainer against engine."""
     log_r = (tokens.logprobs.detach() - tokens.behaviour_logprobs).clamp(max=50)

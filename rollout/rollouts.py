@@ -67,6 +67,8 @@ class Rollouts:
         self.policy_version = policy_version
         self.num_failures: Counter[str] = Counter()
         """Attempts without a reward, by outcome."""
+        self.restored: frozenset[str] = frozenset()
+        """Slots whose trajectories an earlier process of the run has played."""
         self._tasks, self._passes, self._group_size, self._effort = tasks, passes, group_size, effort
         self._max_attempts, self._seed = max_attempts, seed
         self._ledger, self._buffer, self._player = ledger, buffer, player
@@ -94,6 +96,7 @@ class Rollouts:
         """Takes over what the ledger holds: complete slots with their stored blocks, and those still to be played."""
         for trajectory in self._ledger.ready_trajectories():
             self._members.setdefault(trajectory.slot.group_id, {})[trajectory.slot.slot_id] = trajectory
+        self.restored = frozenset(slot_id for members in self._members.values() for slot_id in members)
         pending = self._ledger.slots(Disposition.pending)
         self._sizes = dict(Counter(slot.group_id for slot in pending))
         for group_id, members in self._members.items():

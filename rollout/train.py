@@ -39,7 +39,7 @@ from burnish.rollout.controller import Controller
 from burnish.rollout.harness.base import load_harness
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.ledger_schema import LedgerError
-from burnish.rollout.losses import load_loss
+from burnish.rollout.losses import check_corrections, load_loss
 from burnish.rollout.settings import EpisodeSettings, TrainerSettings
 from burnish.verifiers.verifier import load_verifier
 
@@ -137,7 +137,7 @@ def check(run: RlRun) -> tuple[Sequence[Task], str]:
         )
     harness = load_harness(run.harness)
     load_advantage(run.algo.advantage, run.algo.advantage_options)
-    load_loss(run.algo.loss, run.algo.loss_options)
+    check_corrections(load_loss(run.algo.loss, run.algo.loss_options), is_decoupled=run.algo.decoupled)
     tokenizer = check_fits(Path(run.policy), run.encoding.system_token_id)
     if not tasks:
         raise UserError(f"{run.tasks}: split {run.split} holds no task")
@@ -209,12 +209,16 @@ def claim(run_dir: Path, run: RlRun, task_set: str, is_resumed: bool) -> dict[st
 
 
 def trainer_settings(run: RlRun, run_dir: Path) -> TrainerSettings:
+    train = run.train
+    if train.decay_steps:
+        # the length of the run is known here, and a decay without it would silently not happen
+        train = replace(train, total_steps=train.total_steps or run.max_steps)
     return TrainerSettings(
         policy=run.policy,
         blocks=str(run_dir / "blocks"),
         checkpoints=str(run_dir / "checkpoints"),
         weights=str(run_dir / "weights"),
-        train=run.train,
+        train=train,
         algo=run.algo,
         temperature=run.sampling.temperature,
         reserved_ids=tuple(run.engine.reserved_ids),

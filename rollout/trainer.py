@@ -30,6 +30,8 @@ from burnish.rollout.weight_sync import WeightManifest, publish
 
 logger = logging.getLogger(__name__)
 
+NO_VERSION_IS_FOREIGN = 2**62
+
 
 class Trainer:
     """Owns the model that is trained and its optimizer. One process, one rank."""
@@ -40,6 +42,7 @@ class Trainer:
         self.loss: Loss = load_loss(settings.algo.loss, settings.algo.loss_options)
         self._routes: np.ndarray | None = None
         self._rollout_tokens = torch.zeros(0, dtype=torch.int64)
+        self._shared_versions = torch.zeros(0, dtype=torch.int64)
         self._step = TrainStep(self.model, settings.train, forward=self._score)
         self._last: tuple[str, StepResult] | None = None
 
@@ -111,18 +114,21 @@ class Trainer:
         return result
 
     def mismatch(self, items: Sequence[TrainItem]) -> dict[str, float]:
-        """Compares the trainer's log-probabilities with the engine's on the same tokens; changes nothing.
+        """Compares the trainer's log-probabilities with the engine's on tokens of this version; changes nothing.
 
         Returns:
-            `mismatch_kl` (mean of r - log r - 1, r = trainer / engine), `max_abs_lp`, `tokens`.
+            `mismatch_kl` (mean of r - log r - 1, r = trainer / engine), `max_abs_lp`, `tokens`; all 0 without such tokens.
         """
         micro_batches = self._lay_out(items)
         differences = []
         with torch.no_grad():
             for packed in micro_batches:
                 scored = self._score(self.model, packed)
-                differences.append((scored.logprob - packed.fields["lp_behaviour"][scored.row]).double())
-        difference = torch.cat(differences)
+                is_fresh = self._is_fresh(packed, scored.row, self.version)
+                differences.append((scored.logprob - packed.fields["lp_behaviour"][scored.row])[is_fresh].double())
+        difference = torch.cat([*differences, torch.zeros(0, dtype=torch.float64)])
+        if not len(difference):
+            return {"mismatch_kl": 0.0, "max_abs_lp": 0.0, "tokens": 0.0}
         kl = (difference.exp() - difference - 1).mean()
         return {
             "mismatch_kl": float(kl),
@@ -134,6 +140,8 @@ class Trainer:
         """Micro-batches of these rollouts; their routes are what `_score` forces until the next call."""
         step = lay_out(items, Path(self.settings.blocks), is_replayed=self.settings.algo.replay_routes)
         self._routes, self._rollout_tokens = step.routes, step.rollout_tokens
+        shared = [NO_VERSION_IS_FOREIGN if item.shared_version is None else item.shared_version for item in items]
+        self._shared_versions = torch.tensor(shared, dtype=torch.int64)
         budget = max([self.settings.tokens_per_micro_batch, *(len(sample.ids) for sample in step.samples)])
         return pack(step.samples, budget)
 
@@ -147,6 +155,11 @@ class Trainer:
             temperature=self.settings.temperature,
             never=sorted({*model.config.placeholder_ids, *self.settings.reserved_ids}),
         )
+
+    def _is_fresh(self, packed: PackedBatch, row: torch.Tensor, version: int) -> torch.Tensor:
+        """[N] True where the row's target was sampled by the very weights of `version`."""
+        shared = self._shared_versions[packed.rollout[row]]
+        return (packed.fields["version"][row] == version) & (shared >= version)
 
     def _inputs(self, scored: Scored, packed: PackedBatch) -> LossInputs:
         return LossInputs(
@@ -170,7 +183,7 @@ class Trainer:
     ) -> LossSum:
         result = self.loss(self._inputs(scored, packed), normaliser, statistics)
         # at age 0 engine and trainer hold the same weights: what differs is numerics, and nothing else
-        is_fresh = packed.fields["version"][scored.row] == version
+        is_fresh = self._is_fresh(packed, scored.row, version)
         difference = (scored.logprob.detach() - packed.fields["lp_behaviour"][scored.row])[is_fresh].double()
         result.metrics["train/mismatch_kl_fresh"] = (
             (difference.exp() - difference - 1).sum(),

@@ -60,6 +60,7 @@ class DropReason(StrEnum):
     too_few_members = "too_few_members"
     too_many_attempts = "too_many_attempts"
     user_stop = "user_stop"
+    step_not_finite = "step_not_finite"
 
 
 class StopReason(StrEnum):

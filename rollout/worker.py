@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from burnish.envs.sandbox.base import SandboxFactory
 from burnish.envs.task import Task
@@ -25,13 +24,8 @@ from burnish.rollout.token_log import TokenLog
 from burnish.rollout.types import Slot, Trajectory
 from burnish.verifiers.verifier import load_verifier
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger(__name__)
 
-# seconds beyond a request's own deadline before its generator counts as dead
-ANSWER_GRACE_S = 90.0
 # ended attempts kept for a call that is repeated after a lost reply
 KEPT_TRAJECTORIES = 512
 

@@ -11,7 +11,7 @@ class Outcome(StrEnum):
     budget_exhausted = "budget_exhausted"
     """Turns, tokens or wall clock ran out; graded as it stands."""
     agent_crashed_env = "agent_crashed_env"
-    """What the agent ran ended its sandbox; graded on what is left."""
+    """What the agent ran ended its sandbox: the task's lowest reward, without a test."""
     infra_failed = "infra_failed"
     verifier_failed = "verifier_failed"
     cancelled = "cancelled"
@@ -34,7 +34,7 @@ class Verdict:
     rewards: dict[str, float]
     """Everything the tests wrote, `reward` included."""
     tests_run: int
-    """Tests that ran and were judged; at least 1, or there is no verdict."""
+    """Tests that ran and were judged; at least 1 where a verifier gave the verdict, 0 where the agent crashed its sandbox."""
     tests_passed: int
     log: str = field(repr=False)
     """Output of the tests, head and tail."""

@@ -391,3 +391,58 @@ def controller_counts(folder: Path):
         return ledger.counts()
     finally:
         ledger.close()
+
+
+def test_a_group_that_never_gets_a_reward_is_dropped_and_the_run_goes_on(tmp_path):
+    class Broken(MemorySandboxes):
+        def create(self, task, *, role, run_id, attempt_id):
+            if attempt_id.startswith("000-000000-"):
+                raise SandboxError("no space left on device")
+            return super().create(task, role=role, run_id=run_id, attempt_id=attempt_id)
+
+    run = settings(max_steps=1, passes=3, algo={"groups_per_step": 1})
+    logged: dict[str, float] = {}
+    controller, _, _ = run_to_end(run, tmp_path, make_tasks(4), sandboxes=Broken(), log=logged.update)
+    report = audit(tmp_path)
+    assert controller.version == 1
+    assert report.slots["dropped (too_many_attempts)"] == 3
+    assert logged["rollout/failed/infra_failed"] == 9
+    assert report.is_clean, report.violations
+
+
+def test_rollouts_of_a_killed_driver_say_up_to_which_version_its_weights_were_ours(tmp_path):
+    controller, actors, ledger, _ = start(settings(), tmp_path, make_tasks(6))
+
+    async def die():
+        raise Killed
+
+    actors.save = die  # at step 2: what was trained dies with the driver
+    with pytest.raises((Killed, Exception)):
+        asyncio.run(finish(controller, actors))
+    ledger.close()
+    controller, actors, _ = run_to_end(settings(), tmp_path, make_tasks(6))
+    items = [item for items in actors.batches for item in items]
+    slots = [item.blocks[0].attempt_id.rpartition("-")[0] for item in items]
+    assert 0 < sum(slot in controller.rollouts.restored for slot in slots) < len(slots)
+    for slot, item in zip(slots, items, strict=True):
+        assert item.shared_version == (0 if slot in controller.rollouts.restored else None)
+
+
+def test_steps_that_are_never_finite_end_the_run(tmp_path):
+    controller, actors, ledger, _ = start(settings(max_steps=3, passes=50), tmp_path, make_tasks(6))
+
+    async def skip(request_id, items):
+        return StepResult(metrics={}, is_skipped=True, version=0, trained_tokens=())
+
+    actors.train = skip
+    with pytest.raises(RolloutError, match="10 steps in a row were not finite"):
+        asyncio.run(finish(controller, actors))
+    ledger.close()
+    report = audit(tmp_path)
+    assert report.slots["dropped (step_not_finite)"] >= 10 * 3
+    assert report.is_clean, report.violations
+
+
+def test_an_unknown_wandb_mode_is_found_before_anything_runs():
+    with pytest.raises(ValueError, match="wandb must be one of auto"):
+        settings(wandb="sometimes")

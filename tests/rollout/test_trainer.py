@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from burnish.envs.errors import UserError
 from burnish.policy.checkpoint.released import load_policy
 from burnish.policy.config import InitRun
 from burnish.policy.encoding.config import EncodingConfig
@@ -24,6 +25,7 @@ from burnish.rollout.blocks import BlockError, read_block
 from burnish.rollout.config import AlgoConfig, EpisodeConfig, SamplingConfig
 from burnish.rollout.generator import open_engine
 from burnish.rollout.layout import lay_out
+from burnish.rollout.losses import check_corrections, load_loss
 from burnish.rollout.settings import TrainerSettings
 from burnish.rollout.token_log import TokenLog
 from burnish.rollout.trainer import Trainer
@@ -196,3 +198,46 @@ def test_a_block_that_was_changed_is_not_trained_on(run, tmp_path):
     with pytest.raises(BlockError, match="a-1"):
         trainer.train("step 1", [TrainItem(blocks=rollout, advantage=1.0) for rollout in refs])
     assert trainer.version == 0
+
+
+def test_a_turn_that_was_given_up_before_its_first_row_ran_breaks_no_batch(tmp_path):
+    items = []
+    for name, is_given_up in (("a-0", False), ("a-1", True)):
+        with TokenLog(tmp_path, name) as log:
+            log.open_turn(context_id="0", turn=0, start=0, input_ids=[5, 6, 7])
+            log.append_sampled([8, 9], [-1.0, -1.0], [-1.0, -1.0], [0, 0])
+            log.append_routes(0, np.zeros((4, 2, 1), np.uint16))
+            log.seal_turn()
+            if is_given_up:
+                log.open_turn(context_id="0", turn=1, start=5, input_ids=[5, 6])
+                log.seal_turn()
+        items.append(TrainItem(blocks=tuple(log.refs), advantage=1.0))
+    step = lay_out(items, tmp_path, is_replayed=True)
+    assert step.rollout_tokens.tolist() == [2, 2]
+    assert [len(sample.ids) for sample in step.samples] == [5, 5]
+    assert step.routes is not None
+    assert step.routes.shape == (10, 2, 1)
+
+
+def test_the_gate_compares_tokens_of_these_very_weights_only(run):
+    folder, _, refs = run
+    trainer = trainer_of(folder)
+    items = [TrainItem(blocks=rollout, advantage=1.0 if i < 2 else -1.0) for i, rollout in enumerate(refs)]
+    # version 1 of the rollouts is not the version 1 that this trainer will make: they are of a dead driver's lineage
+    found = trainer.mismatch(items)
+    assert (found["mismatch_kl"], found["tokens"]) == (0.0, sum(only(folder, refs, 0)))
+    assert trainer.train("step 1", items).metrics["train/mismatch_kl_fresh"] == 0.0
+    foreign = [replace(item, shared_version=0) for item in items]
+    assert trainer.mismatch(foreign)["tokens"] == 0
+    assert "train/mismatch_kl_fresh" not in trainer.train("step 2", foreign).metrics
+
+
+def test_corrections_that_this_trainer_cannot_make_are_refused_before_a_rollout():
+    for options, is_decoupled, says in (
+        ({"tis_cap": 2.0}, False, "algo.decoupled=true"),
+        ({"kl_coef": 0.1}, True, "no reference policy"),
+        ({"entropy_coef": 0.1}, True, "the entropy has no gradient"),
+    ):
+        with pytest.raises(UserError, match=says):
+            check_corrections(load_loss("clipped", options), is_decoupled=is_decoupled)
+    check_corrections(load_loss("clipped", {"tis_cap": 2.0}), is_decoupled=True)
