@@ -23,6 +23,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 from burnish.configs.overrides import quoted
+from burnish.configs.schema import to_yaml
 from burnish.envs.config import SandboxKind, SynthRun
 from burnish.envs.errors import UserError
 from burnish.envs.sandbox.lease import boot_id, driver_identity, pid_namespace, start_time
@@ -89,8 +90,12 @@ class Stage:
         if num_ranks > 1:
             launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
             run = [sys.executable, *launcher, *run[1:]]
-        if self.verb == "rl" and (Path(self.config.runs) / self.config.name / "config.yaml").is_file():
-            return [*run, f"resume={quoted(str(Path(self.config.runs) / self.config.name))}"]
+        folder = Path(self.config.runs) / self.config.name if self.verb == "rl" else None
+        if folder is not None and (folder / "config.yaml").is_file():
+            # `resume` takes the settings of the folder: other ones would silently not be used
+            if (folder / "config.yaml").read_text() != to_yaml(self.config):
+                raise UserError(f"{folder} was started with other settings of rl: remove it, or choose another name=")
+            return [*run, f"resume={quoted(str(folder))}"]
         return [*run, *overrides_of(self.config)]
 
     def fingerprint(self) -> str:

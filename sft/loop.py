@@ -78,7 +78,7 @@ class Loop:
         cursor = resumed["cursor"] if resumed else 0
         log = None
         if trainer.rank == 0:
-            log = MetricLogger(self.run_dir, mode=WandbMode[self.wandb], resumed_from=cursor if resumed else None)
+            log = MetricLogger(self.run_dir, mode=WandbMode[self.wandb], resumed_from=cursor)
         skipped_in_a_row = 0
         with Progress(self.title, self.num_batches, done=cursor) as progress:
             while cursor < self.num_batches:

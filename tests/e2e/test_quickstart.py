@@ -1,5 +1,6 @@
 """The pipeline end to end at its smallest size: killed in the middle, gone on with, reported, and not done twice."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from burnish.configs.quickstart import overrides_of, pipeline
-from burnish.configs.schema import compose
+from burnish.configs.schema import compose, to_yaml
+from burnish.envs.errors import UserError
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 STAGES = ["synth", "init", "eval-base", "sft", "eval-sft", "rl", "eval-rl"]
@@ -97,12 +99,19 @@ def test_each_stage_is_started_with_the_settings_it_was_composed_with(tmp_path):
     assert by_name["rl"].config.train.seed == 5
     assert by_name["eval-rl"].config.policy == str(tmp_path / "odd,name" / "rl" / "policy")
     assert by_name["synth"].config.sandbox == "local"
-    assert by_name["rl"].command()[-1] != "resume"
+    assert not by_name["rl"].command()[-1].startswith("resume=")
+    rl = tmp_path / "odd,name" / "rl"
+    rl.mkdir(parents=True)
+    (rl / "config.yaml").write_text(to_yaml(by_name["rl"].config))
+    assert by_name["rl"].command()[-1].startswith("resume=")
+    # `resume` would take the settings of the folder, and the new ones would silently not be used
+    other = dataclasses.replace(by_name["rl"].config, max_steps=21)
+    with pytest.raises(UserError, match="started with other settings"):
+        dataclasses.replace(by_name["rl"], config=other).command()
 
 
 def test_two_pipelines_do_not_share_a_run_folder(tmp_path):
     from burnish.configs.quickstart import alone
-    from burnish.envs.errors import UserError
 
     lock = tmp_path / "stages" / "lock"
     lock.parent.mkdir()
