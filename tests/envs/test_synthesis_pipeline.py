@@ -150,7 +150,7 @@ def test_without_gates_no_reward_is_claimed(tmp_path):
     taskset = load_taskset(tmp_path / "out")
     assert len(taskset) == 7
     assert taskset.index["datasheet"]["gates"]["oracle"] == {"run": 0, "passed": 0, "rate": None}
-    assert {record["reward"] for record in transcripts(tmp_path / "out", "train")} == {None}
+    assert {record["reward"] for record in transcripts(tmp_path / "out", "demonstrations")} == {None}
 
 
 def test_a_rejected_candidate_is_recorded_and_replaced(tmp_path, monkeypatch):
