@@ -23,7 +23,7 @@ ADVICE = {
 }
 # how libraries that take memory or write files themselves say that there is no more
 MEMORY_FULL = ("DefaultCPUAllocator: can't allocate memory", "CUDA out of memory")
-DISK_FULL = ("No space left on device", "database or disk is full", "PytorchStreamWriter failed writing file")
+DISK_FULL = ("No space left on device", "database or disk is full", "PytorchStreamWriter failed", "inline_container.cc")
 
 
 def sentence_of(error: BaseException) -> str | None:

@@ -35,6 +35,10 @@ from burnish.configs.refusals import ADVICE, sentence_of
             RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
             "the disk is full (Pytorch",
         ),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 6 vs 4"),
+            "the disk is full ([enforce",
+        ),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 4096 bytes"), "not enough memory (DefaultCPUAlloc"),
         (ExceptionGroup("tasks", [ValueError("the first"), ValueError("the second")]), "the first"),
         (KeyError("ours"), None),

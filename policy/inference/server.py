@@ -66,12 +66,18 @@ async def read_json(request: "Request", max_bytes: int) -> Mapping[str, Any]:
 
     Raises:
         ApiError: 413 too large, 400 not an object.
+        ClientGone: it left before the body was whole.
     """
+    from starlette.requests import ClientDisconnect
+
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise ApiError(413, f"The request body is larger than {max_bytes} bytes", code="request_too_large")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise ApiError(413, f"The request body is larger than {max_bytes} bytes", code="request_too_large")
+    except ClientDisconnect:
+        raise ClientGone from None
     try:
         raw = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,14 @@
 """What a request asks and this server cannot do is refused by name, never left out."""
 
+import asyncio
+from typing import Any
+
 import pytest
+from starlette.requests import ClientDisconnect
 
 from burnish.policy.encoding.config import EncodingConfig
 from burnish.policy.inference.openai_request import NEUTRAL, ApiError, parse_chat, parse_completion
+from burnish.policy.inference.server import ClientGone, read_json
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 ASKED = {
@@ -32,3 +37,15 @@ def test_tools_that_are_none_are_named(tools):
     with pytest.raises(ApiError, match="tools") as caught:
         parse_chat({"messages": MESSAGES, "tools": tools}, EncodingConfig())
     assert caught.value.param == "tools"
+
+
+class Leaving:
+    async def stream(self):
+        yield b'{"mess'
+        raise ClientDisconnect
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_error_of_ours():
+    request: Any = Leaving()
+    with pytest.raises(ClientGone):
+        asyncio.run(read_json(request, 1000))
