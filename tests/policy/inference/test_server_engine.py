@@ -19,6 +19,8 @@ from burnish.policy.encoding.tokenizer import load_tokenizer
 from burnish.policy.inference.config import EngineConfig, ServeRun
 from burnish.policy.inference.server import create_app, open_backend, reserved_ids
 from burnish.policy.initialize import main as initialize
+from burnish.policy.presets import preset
+from burnish.policy.released_config import to_released
 
 SIZES = {"num_pages": 64, "max_contexts": 12, "max_running": 8, "max_step_rows": 64}
 
@@ -108,6 +110,9 @@ def test_reserved_tokens_are_never_sampled(policy: Path, app: Any) -> None:
 
 
 def test_a_folder_that_is_no_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        open_backend(ServeRun(policy=str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps(to_released(preset("tiny"))))
     with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json"):
         open_backend(ServeRun(policy=str(tmp_path)))
     with pytest.raises(ValueError, match=r"port must be 0 \(a free one\) to 65535"):
