@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from burnish.envs.config import SandboxConfig, SandboxKind
+from burnish.envs.config import SandboxConfig, SandboxKind, require
 from burnish.policy.encoding.config import EncodingConfig
 from burnish.policy.inference.config import EngineConfig
 from burnish.policy.training.config import TrainConfig
@@ -24,14 +24,6 @@ class Agent(StrEnum):
     policy = "policy"
     oracle = "oracle"
     nop = "nop"
-
-
-def require(name: str, value: object, is_ok: bool, expected: str) -> None:
-    """Raises:
-    ValueError: naming the key, what it got and what is expected.
-    """
-    if not is_ok:
-        raise ValueError(f"{name} must be {expected}, got {value}")
 
 
 @dataclass(kw_only=True)

@@ -26,6 +26,7 @@ from burnish.envs.taskset import TaskSet, load_taskset
 from burnish.policy.checkpoint.folder_lock import held
 from burnish.policy.checkpoint.json_file import read_object
 from burnish.policy.checkpoint.lineage import policy_hash
+from burnish.policy.checkpoint.whole_files import write_json
 from burnish.policy.encoding.tokenizer import check_fits
 from burnish.policy.training.progress import Progress
 from burnish.rollout.agents import solution_commands
@@ -73,7 +74,7 @@ def evaluate(run: EvalRun, tasks: Sequence[Task], split: str, out: Path, conditi
     # read back rather than kept: what is reported is what is on disk
     rows = {(row["task"], row.get("sample")): row for row in read_results(out / RESULTS)}
     wanted = [rows[task.id, sample] for task in tasks for sample in range(run.samples)]
-    summary = summarise(wanted, run) | {"conditions": conditions}
+    summary = summarise(wanted, run) | {"conditions": conditions, "written": round(time.time(), 3)}
     write_json(out / SUMMARY, summary)
     total = summary["all"]
     logger.info(
@@ -166,20 +167,11 @@ def claim(out: Path, conditions: dict[str, Any]) -> None:
 
 async def play_all(run: EvalRun, out: Path, episodes: Sequence[Episode], done: int) -> None:
     """Plays episodes, `concurrency` at a time, and appends each result as it comes."""
-    settings = EpisodeSettings(
+    settings = EpisodeSettings.of(
+        run,
         run_id=f"eval-{out.name}-{os.getpid()}",
         agent=run.agent,
-        tasks=run.tasks,
-        policy=run.policy,
         blocks=str(out / "blocks"),
-        harness=run.harness,
-        verifier=run.verifier,
-        sandbox=run.sandbox,
-        limits=run.limits,
-        episode=run.episode,
-        encoding=run.encoding,
-        sampling=run.sampling,
-        seed=run.seed,
         concurrency=run.concurrency,
     )
     sandboxes = open_sandboxes(run.limits, run.sandbox)
@@ -311,14 +303,3 @@ def append(file: int, row: dict[str, Any]) -> None:
     if written < len(line):
         os.ftruncate(file, size)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    staged = path.with_name(f".{path.name}.writing")
-    with staged.open("w") as file:
-        json.dump(value | {"written": round(time.time(), 3)} if path.name == SUMMARY else value, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)

@@ -5,7 +5,6 @@
 
 import itertools
 import json
-import os
 import sqlite3
 import sys
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from burnish.policy.checkpoint.whole_files import write_json, write_text
 from burnish.policy.training.metrics import read_metrics
 from burnish.rollout.stats import compare, read_results
 
@@ -92,8 +92,8 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     summary = summarise(inputs)
     folder.mkdir(parents=True, exist_ok=True)
     draw_curves(inputs, summary, folder / "curves.png")
-    _replace(folder / "table.md", markdown(summary))
-    _replace(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    write_text(folder / "table.md", markdown(summary))
+    write_json(folder / "summary.json", summary)
     show(summary)
     return summary
 
@@ -183,12 +183,3 @@ def _plot(axes: Any, records: list[dict[str, Any]], names: dict[str, str], title
     axes.set(title=title, xlabel="optimizer step")
     if axes.has_data():
         axes.legend()
-
-
-def _replace(path: Path, text: str) -> None:
-    staged = path.with_name(f".{path.name}.writing")
-    with staged.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from burnish.envs.config import SandboxConfig, SandboxKind
 from burnish.policy.encoding.config import EncodingConfig
 from burnish.policy.training.config import TrainConfig
-from burnish.rollout.config import Agent, AlgoConfig, EpisodeConfig, SamplingConfig
+from burnish.rollout.config import Agent, AlgoConfig, EpisodeConfig, EvalRun, RlRun, SamplingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +52,23 @@ class EpisodeSettings:
     seed: int
     concurrency: int
     """Episodes at a time in one process."""
+
+    @classmethod
+    def of(cls, run: RlRun | EvalRun, *, run_id: str, agent: Agent, blocks: str, concurrency: int) -> "EpisodeSettings":
+        """Settings of a run's episodes; what both kinds of run call the same is taken from `run`."""
+        return cls(
+            run_id=run_id,
+            agent=agent,
+            tasks=run.tasks,
+            policy=run.policy,
+            blocks=blocks,
+            harness=run.harness,
+            verifier=run.verifier,
+            sandbox=run.sandbox,
+            limits=run.limits,
+            episode=run.episode,
+            encoding=run.encoding,
+            sampling=run.sampling,
+            seed=run.seed,
+            concurrency=concurrency,
+        )

@@ -5,7 +5,6 @@ its processes and containers are swept, the newest training state is loaded, and
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from burnish.envs.task import Task
 from burnish.envs.taskset import load_taskset
 from burnish.policy.checkpoint.json_file import read_object
 from burnish.policy.checkpoint.lineage import code_version, policy_hash
+from burnish.policy.checkpoint.whole_files import write_json, write_text
 from burnish.policy.encoding.conversation import Conversation
 from burnish.policy.encoding.tokenizer import check_fits
 from burnish.policy.released_config import load_config
@@ -229,35 +229,10 @@ def trainer_settings(run: RlRun, run_dir: Path) -> TrainerSettings:
 
 
 def episode_settings(run: RlRun, run_dir: Path) -> EpisodeSettings:
-    return EpisodeSettings(
+    return EpisodeSettings.of(
+        run,
         run_id=run.name,
         agent=Agent.policy,
-        tasks=run.tasks,
-        policy=run.policy,
         blocks=str(run_dir / "blocks"),
-        harness=run.harness,
-        verifier=run.verifier,
-        sandbox=run.sandbox,
-        limits=run.limits,
-        episode=run.episode,
-        encoding=run.encoding,
-        sampling=run.sampling,
-        seed=run.seed,
         concurrency=run.cluster.episodes_per_worker,
     )
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    import os
-
-    staged = path.with_name(f".{path.name}.writing")
-    with staged.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)

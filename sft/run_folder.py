@@ -1,7 +1,5 @@
 """The folder of a training run: which run it belongs to, whether that is finished, and the policy that came out of it."""
 
-import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from burnish.policy.checkpoint.folder_lock import held
 from burnish.policy.checkpoint.json_file import read_object
 from burnish.policy.checkpoint.lineage import child_side_files, code_version, policy_hash
 from burnish.policy.checkpoint.released import save_policy
+from burnish.policy.checkpoint.whole_files import write_json, write_text
 from burnish.policy.model.transformer import Transformer
 
 
@@ -67,8 +66,8 @@ class RunFolder:
         elif dist.get_rank() == 0:
             self.path.mkdir(parents=True, exist_ok=True)
             manifest = {"stage": self.stage, "parents": self.parents, "code": code_version(), "finished": False}
-            _write(self.path / "manifest.json", manifest)
-            _replace(path, self.config)
+            write_json(self.path / "manifest.json", manifest)
+            write_text(path, self.config)
 
     def is_finished(self) -> bool:
         """True when there is nothing left to do. Raises ValueError as `claim` does."""
@@ -96,17 +95,4 @@ class RunFolder:
         side.rmdir()
         manifest = self._manifest()
         manifest |= {"finished": True, "policy": policy_hash(self.policy), **facts}
-        _write(self.path / "manifest.json", manifest)
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    _replace(path, json.dumps(value, indent=1) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    staged = path.with_name(f".{path.name}.writing")
-    with staged.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)
+        write_json(self.path / "manifest.json", manifest)

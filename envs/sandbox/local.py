@@ -94,7 +94,7 @@ class PipeChannel:
 class FileTree:
     """A sandbox's root, and the replacement of the task's absolute paths by paths below it."""
 
-    def __init__(self, run_id: str, owner: Mapping[str, str], folders: Sequence[str]) -> None:
+    def __init__(self, owner: Mapping[str, str], folders: Sequence[str]) -> None:
         self.id = secrets.token_hex(6)
         self.home = base_directory() / self.id
         self.root = self.home / "root"
@@ -354,7 +354,7 @@ class LocalSandboxes:
         owner = labels(
             run_id=run_id, attempt_id=attempt_id, role=role, driver=self.config.driver, lease_s=self.config.lease_s
         )
-        return FileTree(run_id, owner, sorted({*OWN_FOLDERS, *first}))
+        return FileTree(owner, sorted({*OWN_FOLDERS, *first}))
 
     def close(self) -> None:
         for sandbox in list(self.open.values()):

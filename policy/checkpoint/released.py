@@ -18,11 +18,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from burnish.policy.checkpoint.whole_files import sync
 from burnish.policy.config import ModelConfig
 from burnish.policy.model.transformer import Transformer
 from burnish.policy.released_config import load_config, to_released
 
-_EXPERT = re.compile(r"^(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight$")
 _STACK = re.compile(r"^(layers\.\d+\.ffn\.experts)\.(w[123])$")
 # what an unquantised tensor may be stored as; it is copied into the model's own type
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -193,7 +193,7 @@ def save_policy(model: Transformer, directory: Path | str, *, side_files_from: P
         directory.rename(retired)
         staged.rename(directory)
         shutil.rmtree(retired)
-    _sync(directory.parent)
+    sync(directory.parent)
     return directory
 
 
@@ -225,16 +225,8 @@ def _write(model: Transformer, staged: Path, side_files_from: Path | str | None)
             if (Path(side_files_from) / name).is_file():
                 shutil.copy2(Path(side_files_from) / name, staged / name)
     for path in staged.iterdir():
-        _sync(path)
-    _sync(staged)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(path)
+    sync(staged)
 
 
 def _exchange(one: Path, other: Path) -> bool:

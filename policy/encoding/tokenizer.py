@@ -9,8 +9,6 @@ import codecs
 import hashlib
 import importlib.util
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
@@ -19,6 +17,7 @@ from typing import Any
 
 import tokenizers
 
+from burnish.policy.checkpoint.whole_files import write_text
 from burnish.policy.released_config import load_config
 
 # spellings by name; the alternatives are those of other releases of the same slot
@@ -185,12 +184,7 @@ class Tokenizer:
     def save(self, folder: Path) -> Path:
         """Write tokenizer.json into a policy folder, whole or not at all."""
         target = folder / "tokenizer.json"
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".tokenizer", delete=False, encoding="utf-8") as file:
-            file.write(self._json)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(target)
+        write_text(target, self._json)
         return target
 
 

@@ -12,6 +12,20 @@ from burnish.policy.inference.engine_thread import Piece
 from burnish.policy.inference.openai_response import ChatChoice, TextChoice, chat_deltas, logprob_entry
 
 
+def envelope(kind: str, batch: Batch[Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """What surrounds the choices of every chunk."""
+    out: dict[str, Any] = {
+        "id": batch.id,
+        "object": kind,
+        "created": batch.created,
+        "model": batch.model,
+        "choices": choices,
+    }
+    if batch.request.include_usage:
+        out["usage"] = None
+    return out
+
+
 class ChatStream:
     """The chunks of a streamed chat: role, reasoning, content, calls, then the reason alone, then usage."""
 
@@ -25,17 +39,7 @@ class ChatStream:
         return self.envelope([choice])
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = self._batch
-        out: dict[str, Any] = {
-            "id": batch.id,
-            "object": "chat.completion.chunk",
-            "created": batch.created,
-            "model": batch.model,
-            "choices": choices,
-        }
-        if batch.request.include_usage:
-            out["usage"] = None
-        return out
+        return envelope("chat.completion.chunk", self._batch, choices)
 
     def start(self) -> list[dict[str, Any]]:
         chunks = [self.chunk(job.choice.index, {"role": "assistant", "content": ""}) for job in self._batch.jobs]
@@ -86,17 +90,7 @@ class TextStream:
         self._told: dict[int, int] = {job.choice.index: 0 for job in batch.jobs}
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = self._batch
-        out: dict[str, Any] = {
-            "id": batch.id,
-            "object": "text_completion",
-            "created": batch.created,
-            "model": batch.model,
-            "choices": choices,
-        }
-        if batch.request.include_usage:
-            out["usage"] = None
-        return out
+        return envelope("text_completion", self._batch, choices)
 
     def chunk(self, job: Job[TextChoice], text: str, reason: str | None = None) -> dict[str, Any]:
         choice = job.choice

@@ -4,10 +4,8 @@ A state is a folder `step-N` with its files, `state.json` (facts) and `checksums
 written as `.writing-step-N`, fsynced and renamed, so that a kill at any instant leaves the older states as they were.
 """
 
-import hashlib
 import json
 import logging
-import os
 import random
 import re
 import shutil
@@ -16,6 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from burnish.policy.checkpoint.lineage import file_hash
+from burnish.policy.checkpoint.whole_files import sync
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +54,14 @@ class CheckpointStore:
             folder = self._writing(step)
             (folder / "state.json").write_text(json.dumps(facts, indent=1))
             files = sorted(p for p in folder.rglob("*") if p.is_file())
-            sums = {p.relative_to(folder).as_posix(): _sha256(p) for p in files}
+            sums = {p.relative_to(folder).as_posix(): file_hash(p) for p in files}
             (folder / "checksums.json").write_text(json.dumps(sums, indent=1))
             for path in [*files, folder / "checksums.json", *(p for p in folder.rglob("*") if p.is_dir()), folder]:
-                _fsync(path)
+                sync(path)
             if target.exists():  # the same step again: a resumed run that stepped without a newer state
                 target.rename(self.directory / f".replaced-step-{step}")
             folder.rename(target)
-            _fsync(self.directory)
+            sync(self.directory)
             self._remove_old()
         _barrier()
         return target
@@ -91,7 +92,7 @@ class CheckpointStore:
         try:
             sums = json.loads((folder / "checksums.json").read_text())
             for name, digest in sums.items():
-                if _sha256(folder / name) != digest:
+                if file_hash(folder / name) != digest:
                     raise CheckpointError(f"training state {folder}: {name} is damaged (checksum differs); {advice}")
             facts = json.loads((folder / "state.json").read_text())
         except FileNotFoundError as missing:
@@ -156,19 +157,3 @@ def set_rng_state(state: dict[str, Any]) -> None:
 def _barrier() -> None:
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.barrier()
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

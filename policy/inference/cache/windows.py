@@ -22,7 +22,7 @@ class WindowPool:
     """
 
     def __init__(self, geometry: CacheGeometry, num_slots: int, device: torch.device | str = "cpu") -> None:
-        self.geometry, self.num_slots = geometry, num_slots
+        self.geometry = geometry
         channels = geometry.config.head_dim
         self.rings = torch.zeros(
             geometry.num_layers, num_slots, geometry.window, geometry.window_row_bytes, dtype=torch.uint8, device=device
