@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -47,10 +47,13 @@ def released_tensors(model: Transformer) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{match[1]}.{expert}.{match[2]}.weight", part
 
 
-def read_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
+def read_tensors(directory: Path, only: Collection[str] | None = None) -> Iterator[tuple[Path, str, torch.Tensor]]:
     """Stream (file, released name, tensor) from a folder, one tensor in memory at a time.
 
     Files that the index does not name are left alone: a stale shard never overwrites a tensor.
+
+    Args:
+        only: released names to read; the others' bytes are not touched.
 
     Raises:
         CheckpointError: an index that is no index, names a tensor twice, a missing file or a tensor that its file lacks;
@@ -76,6 +79,8 @@ def read_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
                 for name in names or sorted(present):
                     if name not in present:
                         raise CheckpointError(f"{path}: tensor {name} is in the index but not in this file")
+                    if only is not None and name not in only:
+                        continue
                     yield path, name, archive.get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{path}: not a whole safetensors file ({error})") from error

@@ -1,6 +1,6 @@
-"""From a packed batch to the log-probability of every target token: what losses of SFT and RL start from.
+"""From a packed batch to the hidden state and the log-probability of every target token: what losses start from.
 
-Shapes: R rows of the batch, N loss rows, V vocabulary.
+Shapes: R rows of the batch, N loss rows, D hidden, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -28,6 +28,33 @@ class Scored:
     """One tensor a layer [Q, K], the experts that were used."""
 
 
+@dataclass(kw_only=True)
+class TargetRows:
+    """The loss rows of a batch, before the head."""
+
+    row: torch.Tensor
+    """[N] int64, as in `Scored`, ascending."""
+    hidden: torch.Tensor
+    """[N, D] final hidden states with their graph: what the head turns into the targets' logits."""
+    experts: list[torch.Tensor]
+
+
+def hidden_of_targets(
+    model: Transformer,
+    batch: PackedBatch,
+    *,
+    deterministic: bool = False,
+    forced_experts: Sequence[torch.Tensor] | None = None,
+) -> TargetRows:
+    """Run a packed batch up to the head; see `score`."""
+    output = model(
+        batch.rows, GraphStore(model.config, batch.rows), deterministic=deterministic, forced_experts=forced_experts
+    )
+    decoder_row = batch.rows.decoder.index
+    place = torch.nonzero(batch.loss_mask[decoder_row]).squeeze(1)
+    return TargetRows(row=decoder_row[place], hidden=output.hidden[place], experts=output.experts)
+
+
 def score(
     model: Transformer,
     batch: PackedBatch,
@@ -47,16 +74,11 @@ def score(
         temperature: divides the logits before the softmax.
         never: ids that are never sampled and so are no part of the policy; none where all text is a target (SFT).
     """
-    output = model(
-        batch.rows, GraphStore(model.config, batch.rows), deterministic=deterministic, forced_experts=forced_experts
-    )
-    decoder_row = batch.rows.decoder.index
-    place = torch.nonzero(batch.loss_mask[decoder_row]).squeeze(1)
-    row = decoder_row[place]
-    hidden = output.hidden[place]
+    targets = hidden_of_targets(model, batch, deterministic=deterministic, forced_experts=forced_experts)
+    row, hidden = targets.row, targets.hidden
     if deterministic:  # linears run in whole 16-row tiles
-        hidden = torch.nn.functional.pad(hidden, (0, 0, 0, -len(place) % 16))
-    logits = model.logits(hidden, deterministic=deterministic)[: len(place)]
+        hidden = torch.nn.functional.pad(hidden, (0, 0, 0, -len(row) % 16))
+    logits = model.logits(hidden, deterministic=deterministic)[: len(row)]
     target = batch.target[row]
     kept_ids, kept_offsets = batch.kept_of(row)
     all_logprobs = distributions(
@@ -65,4 +87,4 @@ def score(
     logprob = all_logprobs.gather(1, target.unsqueeze(1)).squeeze(1)
     with torch.no_grad():
         entropy = torch.special.entr(all_logprobs.exp()).sum(-1)
-    return Scored(row=row, logprob=logprob, entropy=entropy, experts=output.experts)
+    return Scored(row=row, logprob=logprob, entropy=entropy, experts=targets.experts)

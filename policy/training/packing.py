@@ -66,7 +66,13 @@ class PackedBatch:
 
 
 def pack(samples: Sequence[Sample], tokens_per_batch: int, *, max_context: int | None = None) -> list[PackedBatch]:
-    """First-fit decreasing into batches of at most `tokens_per_batch` rows; ties keep the given order.
+    """Batches of whole samples, as `bins` puts them together; same arguments and errors."""
+    return [batch_of([samples[i] for i in members]) for members in bins(samples, tokens_per_batch, max_context)]
+
+
+def bins(samples: Sequence[Sample], tokens_per_batch: int, max_context: int | None = None) -> list[list[int]]:
+    """Numbers of the samples of each batch: first-fit decreasing into at most `tokens_per_batch` rows; ties keep the
+    given order.
 
     Args:
         samples: whole contexts; a sample without a target is packed too (its rows cost time, not loss).
@@ -91,18 +97,18 @@ def pack(samples: Sequence[Sample], tokens_per_batch: int, *, max_context: int |
         if set(sample.fields) != names:
             raise ValueError(f"sample {index} has fields {sorted(sample.fields)}, the first sample {sorted(names)}")
     order = sorted(range(len(samples)), key=lambda i: (-len(samples[i].ids), i))
-    bins: list[list[int]] = []
+    found: list[list[int]] = []
     room: list[int] = []
     for index in order:
         size = len(samples[index].ids)
         slot = next((b for b, left in enumerate(room) if left >= size), None)
         if slot is None:
-            bins.append([])
+            found.append([])
             room.append(tokens_per_batch)
-            slot = len(bins) - 1
-        bins[slot].append(index)
+            slot = len(found) - 1
+        found[slot].append(index)
         room[slot] -= size
-    return [batch_of([samples[i] for i in members]) for members in bins]
+    return found
 
 
 def batch_of(samples: Sequence[Sample]) -> PackedBatch:
