@@ -64,7 +64,7 @@ def _run(verb: Verb, args: list[str]) -> int:
 
 
 def as_overrides(verb: Verb, words: list[str]) -> list[str]:
-    """Rewrite a verb's positional word and its options as overrides.
+    """Rewrite a verb's positional words and its options as overrides.
 
     Raises:
         UserError: an unknown option, an option without a value, or a bare word that the verb has no place for.
@@ -73,7 +73,7 @@ def as_overrides(verb: Verb, words: list[str]) -> list[str]:
 
     found: list[str] = []
     pending = iter(words)
-    is_filled = False
+    places = list(verb.positionals)
     for word in pending:
         if word.startswith("-"):
             option, has_value, value = word.partition("=")
@@ -84,9 +84,9 @@ def as_overrides(verb: Verb, words: list[str]) -> list[str]:
             if value is None:
                 raise UserError(f"option {option} needs a value")
             found.append(f"{verb.flags[option]}={quoted(value)}")
-        elif "=" not in word and not word.startswith(("+", "~")) and verb.positional and not is_filled:
-            found.append(f"{verb.positional}={quoted(word)}")
-            is_filled = True
+        elif "=" not in word and not word.startswith(("+", "~")) and places:
+            # a plain word needs no quotes, and a message that shows it is easier to read without
+            found.append(f"{places.pop(0)}={word if word.isidentifier() else quoted(word)}")
         else:
             found.append(word)
     return found
@@ -115,7 +115,7 @@ def _verb_help(verb: Verb) -> str:
     from burnish.configs.overrides import type_name, type_of
     from burnish.configs.schema import choices_of, compose_tree
 
-    extra = f" {verb.positional.upper()}" if verb.positional else ""
+    extra = "".join(f" {key.upper()}" for key in verb.positionals)
     extra += "".join(f" [{option} {key.upper()}]" for option, key in verb.flags.items())
     lines = [
         f"burnish {verb.name}: {verb.summary}",

@@ -16,8 +16,8 @@ class Verb:
     """`module:function`; takes the root dataclass, returns an exit code or None."""
     config: str
     """`module:Class` of the root dataclass."""
-    positional: str | None = None
-    """Key that a bare word fills (`burnish audit RUN`)."""
+    positionals: tuple[str, ...] = ()
+    """Keys that bare words fill, in order (`burnish audit RUN`)."""
     flags: dict[str, str] = field(default_factory=dict)
     """Option -> key that it fills (`--cases 'text*,quant'`)."""
 
@@ -91,7 +91,7 @@ VERBS: dict[str, Verb] = {
             summary="compare this code with golden vectors, tensor by tensor",
             entry="burnish.policy.parity:main",
             config="burnish.policy.config:ParityRun",
-            positional="dir",
+            positionals=("dir",),
             flags={"--cases": "cases"},
         ),
         Verb(
@@ -99,7 +99,7 @@ VERBS: dict[str, Verb] = {
             summary="prove that a run trained, dropped or kept every slot exactly once",
             entry="burnish.rollout.audit:main",
             config="burnish.rollout.config:AuditRun",
-            positional="run",
+            positionals=("run",),
         ),
         Verb(
             name="reap",
