@@ -45,6 +45,12 @@ VERBS: dict[str, Verb] = {
             config="burnish.configs.quickstart:QuickstartRun",
         ),
         Verb(
+            name="doctor",
+            summary="say what this machine has of what a run needs, and what to do about the rest",
+            entry="burnish.configs.doctor:main",
+            config="burnish.configs.config:DoctorRun",
+        ),
+        Verb(
             name="synth",
             summary="synthesise agent tasks and keep those that pass the gates",
             entry="burnish.envs.synthesis.pipeline:main",

@@ -47,7 +47,7 @@ class ContainerEvents:
             logger.info("No Docker engine answers: containers are not counted")
             return self
         # the engine's clock, not ours: nothing before this moment is ours to count
-        self._since = float(int(_engine_time(client)))
+        self._since = float(int(engine_time(client)))
         self._thread.start()
         return self
 
@@ -94,7 +94,8 @@ def count_containers(path: Path, drivers: Iterable[str]) -> int:
     return sum(event["labels"].get("burnish.driver") in ours for event in read_events(path))
 
 
-def _engine_time(client: Any) -> float:
+def engine_time(client: Any) -> float:
+    """Unix seconds on the engine's clock."""
     from datetime import datetime
 
     text = client.info()["SystemTime"]
