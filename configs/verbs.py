@@ -113,5 +113,12 @@ VERBS: dict[str, Verb] = {
             entry="burnish.envs.sandbox.reap:main",
             config="burnish.envs.config:ReapRun",
         ),
+        Verb(
+            name="new",
+            summary="make a task, verifier or harness that runs as it is, to be changed",
+            entry="burnish.configs.scaffold:main",
+            config="burnish.configs.config:NewRun",
+            positionals=("kind", "name"),
+        ),
     )
 }

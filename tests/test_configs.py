@@ -155,12 +155,15 @@ def keys_of(verb: str) -> list[str]:
 
 # keys that have a default but that a plain run of the verb must still give
 ALSO = {"eval": ["policy=given"], "rl": ["policy=given", "tasks=given"], "parity": ["dir=given"]}
+# required keys that do not take any word
+CHOICES = {"kind": "task"}
 
 
 def values_for_required(verb: str) -> list[str]:
     """The least that a user must type."""
     cfg = schema.compose_tree(VERBS[verb], [])
-    return sorted({f"{key}=given" for key in OmegaConf.missing_keys(cfg)} | set(ALSO.get(verb, [])))
+    given = {f"{key}={CHOICES.get(key, 'given')}" for key in OmegaConf.missing_keys(cfg)}
+    return sorted(given | set(ALSO.get(verb, [])))
 
 
 def test_every_verb_has_a_yaml_and_every_yaml_a_verb():
@@ -256,6 +259,9 @@ def test_required_keys_are_asked_for(verb, capsys):
         (["eval", "--dryrun"], "unknown option '--dryrun'"),
         (["audit", "one", "two"], "'two' is not an override"),
         (["parity", "somewhere", "--cases"], "option --cases needs a value"),
+        (["new", "tusk", "my-task"], "kind: expected task|verifier|harness, got 'tusk'"),
+        (["new", "task", "one", "two"], "'two' is not an override"),
+        (["new", "task"], "name is required"),
     ],
 )
 def test_command_line_mistake_exits_2(words, says, capsys):
@@ -271,6 +277,10 @@ def test_positionals_and_options_become_overrides(capsys):
     assert (printed.dir, printed.cases) == ("some/dir,x", "text*,quant")
     assert cli.main(["audit", "runs/a=b", "--dry-run"]) == 2  # an override of a key that there is not
     assert cli.main(["audit", "runs/a", "--dry-run"]) == 0
+    capsys.readouterr()
+    assert cli.main(["new", "harness", "my name", "--dry-run"]) == 0
+    printed = OmegaConf.create(capsys.readouterr().out)
+    assert (printed.kind, printed.name) == ("harness", "my name")
 
 
 def run_process(*words: str) -> subprocess.CompletedProcess[str]:
