@@ -10,13 +10,13 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from burnish.envs.errors import UserError
 
@@ -76,6 +76,31 @@ def check(override: Override, cfg: DictConfig) -> str:
     if _bare(kind) is int and isinstance(value, float):
         return f"{override.prefix}{override.key}={int(value)}"  # OmegaConf takes no 1e6 for an integer
     return text
+
+
+def leads_into_mapping(override: Override, cfg: DictConfig) -> bool:
+    """Whether the key is, or lies in, a mapping of dataclasses: Hydra adds no entry to such a one, `merged` does."""
+    parts = override.key.split(".")
+    kinds = (_bare(type_of(".".join(parts[:end]), cfg)) for end in range(1, len(parts) + 1))
+    return any(
+        typing.get_origin(kind) is dict and dataclasses.is_dataclass(_bare(typing.get_args(kind)[1])) for kind in kinds
+    )
+
+
+def merged(cfg: DictConfig, texts: Sequence[str]) -> DictConfig:
+    """The config with checked overrides that lead into mappings of dataclasses; an entry comes with its defaults.
+
+    Args:
+        texts: what `check` returned.
+    """
+    for text in texts:
+        parsed = OverridesParser.create().parse_override(text)
+        tree: Any = parsed.value()
+        for part in reversed(str(parsed.key_or_group).split(".")):
+            tree = {part: tree}
+        with open_dict(cfg):
+            cfg = typing.cast(DictConfig, OmegaConf.merge(cfg, tree))
+    return cfg
 
 
 def quoted(text: str) -> str:

@@ -52,8 +52,11 @@ def compose_tree(verb: Verb, texts: Sequence[str]) -> DictConfig:
             groups = _groups(verb)
             choices = [_choice(part, groups) for part in parts if _is_choice(part, groups)]
             base = hydra_compose(verb.name, choices)
-            values = [overrides.check(part, base) for part in parts if not _is_choice(part, groups)]
-            return hydra_compose(verb.name, choices + values) if values else base
+            values = [part for part in parts if not _is_choice(part, groups)]
+            checked = [(overrides.check(part, base), overrides.leads_into_mapping(part, base)) for part in values]
+            plain = [text for text, is_entry in checked if not is_entry]
+            cfg = hydra_compose(verb.name, choices + plain) if plain else base
+            return overrides.merged(cfg, [text for text, is_entry in checked if is_entry])
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(sentence(error)) from error
 

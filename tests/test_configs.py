@@ -58,14 +58,18 @@ class Toy:
     colour: Colour = Colour.red
     seeds: list[int] = field(default_factory=lambda: [1])
     env: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, Trainer] = field(default_factory=dict)
 
 
 def override_toy(text: str) -> Toy:
     """What the command line does with one override, on the schema above."""
     ConfigStore.instance().store(name="toy", node=Toy)
     with initialize_config_module("burnish.configs", version_base="1.3"):
-        base = hydra_compose("toy")
-        checked = overrides.check(overrides.split(text), base)
+        base = hydra_compose("toy", ["path=p"])
+        part = overrides.split(text)
+        checked = overrides.check(part, base)
+        if overrides.leads_into_mapping(part, base):
+            return OmegaConf.to_object(overrides.merged(base, [checked]))  # pyright: ignore[reportReturnType]
         return OmegaConf.to_object(hydra_compose("toy", ["path=p", checked]))  # pyright: ignore[reportReturnType]
 
 
@@ -98,6 +102,10 @@ def override_toy(text: str) -> Toy:
         ("seeds=[1,010]", "seeds[1]: expected integer, got '010'"),
         ("seeds=4", "seeds: expected list of integer, got '4'"),
         ("colour=green", "colour: expected red|blue, got 'green'"),
+        ("stages.one.save_frq=1", "unknown key 'stages.one.save_frq'; did you mean 'trainer.save_freq'?"),
+        ("stages.one.save_freq=1.5", "stages.one.save_freq: expected integer, got '1.5'"),
+        ("stages={one:{save_frq:1}}", "unknown key 'stages.one.save_frq'; the keys of stages.one are total_steps"),
+        ("+stages.one.save_freq=1", "write stages.one.save_freq=1 without '+'"),
         ("~trainer.save_freq", "keys cannot be removed"),
         ("trainer.save_freq", "'trainer.save_freq' is not an override: write key=value"),
     ],
@@ -127,6 +135,9 @@ def test_override_mistake_is_named(text, says):
         ("trainer.is_on=true", "trainer.is_on", True),
         ("colour=blue", "colour", Colour.blue),
         ("seeds=[]", "seeds", []),
+        ("stages.one.save_freq=1e3", "stages.one.save_freq", 1000),
+        ("stages.one.save_freq=3", "stages.one.total_steps", 100),
+        ("stages={one:{is_on:true},two:{}}", "stages.one.is_on", True),
         ("+env.HCA=mlx5_0:1,mlx5_3:1", "env.HCA", "mlx5_0:1,mlx5_3:1"),
     ],
 )
