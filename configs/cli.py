@@ -11,13 +11,16 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 import traceback
 from collections.abc import Sequence
 
+from burnish.configs.ranks import is_rank, launch
 from burnish.configs.refusals import sentence_of
 from burnish.configs.verbs import VERBS, Verb
 from burnish.envs.errors import UserError
 
+RANK_PATIENCE_S = 2.0
 USAGE = "usage: burnish VERB [key=value ...] [--dry-run] [--help]"
 
 
@@ -43,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if os.environ.get("BURNISH_TRACEBACK"):
             traceback.print_exc()
+        # ranks make the same mistake at the same time: where the first one says it, the launcher ends the others here
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(RANK_PATIENCE_S)
         sys.stderr.write(f"burnish {name}: {sentence}\n")
         return 2
 
@@ -60,6 +66,9 @@ def _run(verb: Verb, args: list[str]) -> int:
         _write(f"# burnish {verb.name}: {verb.summary}\n# would run {verb.entry} with\n{to_yaml(config)}")
         return 0
     _start_logging()
+    num_ranks = getattr(getattr(config, "batch", None), "num_ranks", 1)
+    if num_ranks > 1 and not is_rank():
+        return launch(num_ranks, [verb.name, *args])
     return int(verb.entry_point()(config) or 0)
 
 
@@ -149,7 +158,7 @@ def _shown(value: object) -> str:
 
 
 def _start_logging() -> None:
-    # of the ranks that torchrun starts, the first speaks; the others are heard when something is wrong
+    # of several ranks the first speaks; the others are heard when something is wrong
     level = os.environ.get("BURNISH_LOG", "INFO" if os.environ.get("RANK", "0") == "0" else "WARNING").upper()
     logging.basicConfig(level=level, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
 

@@ -86,10 +86,6 @@ class Stage:
     def command(self) -> list[str]:
         """How the stage is started."""
         run = [sys.executable, "-m", "burnish.configs.cli", self.verb]
-        num_ranks = self.config.batch.num_ranks if isinstance(self.config, SftRun) else 1
-        if num_ranks > 1:
-            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-            run = [sys.executable, *launcher, *run[1:]]
         folder = Path(self.config.runs) / self.config.name if self.verb == "rl" else None
         if folder is not None and (folder / "config.yaml").is_file():
             # `resume` takes the settings of the folder: other ones would silently not be used
@@ -175,8 +171,8 @@ def run_stage(stage: Stage, folder: Path, history: "History", lock: int) -> int:
     command = stage.command()
     logger.info("Stage %s: burnish %s ...", stage.name, stage.verb)
     started = time.time()
-    # the launcher of several ranks wants to be told; libraries' deprecations are not the user's to mend
-    env = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore::FutureWarning"} | os.environ
+    # libraries' deprecations are not the user's to mend
+    env = {"PYTHONWARNINGS": "ignore::FutureWarning"} | os.environ
     # the child inherits the lock: a second quickstart waits for the orphans of a killed one too
     process = subprocess.Popen(command, pass_fds=[lock], env=env)
     history.begin(stage.name, process.pid, started)

@@ -53,6 +53,8 @@ class SandboxConfig:
     """Seconds one call to the engine may take before it counts as an infrastructure failure."""
     build_timeout_s: float = 600.0
     """Seconds an image build may take."""
+    engine_wait_s: float = 120.0
+    """Seconds to wait for an engine that stopped answering (a restart) before what was asked of it counts as failed."""
     lease_s: float = 14_400.0
     """Seconds after its creation at which the reaper may remove a container, whoever owns it. Longer than any episode."""
     driver: str = ""
@@ -68,7 +70,7 @@ class SandboxConfig:
         require("output_cap_bytes", self.output_cap_bytes, self.output_cap_bytes >= 16, ">= 16 bytes")
         for name in ("max_file_mb", "artifact_cap_mb", "artifact_max_files"):
             require(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
-        for name in ("start_timeout_s", "build_timeout_s", "lease_s"):
+        for name in ("start_timeout_s", "build_timeout_s", "engine_wait_s", "lease_s"):
             value = getattr(self, name)
             require(name, value, math.isfinite(value) and value > 0, "> 0 seconds")
 

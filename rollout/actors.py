@@ -1,13 +1,11 @@
-"""The run's Ray actors and the calls between them: one trainer, generators, episode workers.
+"""What the run's Ray actors do: a trainer, generators, episode workers; and how one asks another.
 
-Every call has a deadline that names its holder, and is idempotent by its request or attempt id. Nothing is restarted
-behind the run's back: an actor that dies ends the run with its name, and `burnish rl resume=RUN` goes on. Each actor
-imports its heavy parts in its own process; the driver stays light.
+Every call has a deadline that names its holder, and is idempotent by its request or attempt id. Each actor imports its
+heavy parts in its own process; the driver stays light. Who makes actors, and makes them again, is ray_actors.py.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +16,9 @@ import numpy as np
 from burnish.envs.sandbox.base import open_sandboxes
 from burnish.envs.taskset import load_taskset
 from burnish.rollout.batch import StepResult, TrainItem
-from burnish.rollout.config import ClusterConfig
-from burnish.rollout.episode import GRACE_S, GRADE_DEADLINE_S, SANDBOX_DEADLINE_S
 from burnish.rollout.generator import GenerateRequest, open_engine
 from burnish.rollout.settings import EpisodeSettings, TrainerSettings
-from burnish.rollout.types import GenerationError, RolloutError, Slot, Trajectory
+from burnish.rollout.types import ActorGone, ActorLost, GenerationError, RolloutError, Slot, Trajectory
 from burnish.rollout.weight_sync import Receipt, WeightManifest
 from burnish.rollout.worker import EpisodeRunner
 
@@ -34,10 +30,8 @@ logger = logging.getLogger(__name__)
 
 # seconds beyond a request's own deadline before its generator counts as dead
 ANSWER_GRACE_S = 90.0
-
-
-class ActorLost(RolloutError):
-    """An actor died or did not answer in time; it is named."""
+# seconds within which a dead generator is replaced, or its requests fail
+REPLACE_S = 240.0
 
 
 class Actors(Protocol):
@@ -82,6 +76,10 @@ class GeneratorActor:
     async def stats(self) -> dict[str, Any]:
         return await self._loop.stats()
 
+    async def live(self) -> None:
+        """Never answers: whoever waits learns at once when this process ends."""
+        await asyncio.Event().wait()
+
 
 class TrainerActor:
     """A Trainer in a process of its own."""
@@ -106,6 +104,9 @@ class TrainerActor:
     def mismatch(self, items: Sequence[TrainItem]) -> dict[str, float]:
         return self._trainer.mismatch(items)
 
+    def forget(self, since: int) -> None:
+        self._trainer.forget(since)
+
     def save(self) -> str:
         return self._trainer.save()
 
@@ -120,15 +121,20 @@ class WorkerActor:
     """An EpisodeRunner in a process of its own, whose engine is the run's generators."""
 
     def __init__(self, name: str, settings: EpisodeSettings, generators: dict[str, Any]) -> None:
-        self.name, self._settings, self._generators = name, settings, generators
+        self.name, self._settings = name, settings
+        self._engines = RemoteEngines(generators)
 
     async def open(self) -> str:
         """Loads the tasks and reaches the sandboxes; returns their kind."""
         name_process(self.name)
         tasks = {task.id: task for task in load_taskset(Path(self._settings.tasks)).tasks}
         sandboxes = open_sandboxes(self._settings.limits, self._settings.sandbox)
-        self._runner = EpisodeRunner(self._settings, tasks, sandboxes, RemoteEngines(self._generators))
+        self._runner = EpisodeRunner(self._settings, tasks, sandboxes, self._engines)
         return str(sandboxes.kind)
+
+    async def replace_generator(self, name: str, generator: Any) -> None:
+        """From now on `name` is another process; requests that the old one owes are asked again of it."""
+        self._engines.replace(name, generator)
 
     async def play(self, slot: Slot, attempt_id: str, policy_version: int) -> Trajectory:
         return await self._runner.play(slot, attempt_id, policy_version)
@@ -146,21 +152,52 @@ def name_process(name: str) -> None:
 
 
 class RemoteEngines:
-    """The generators as a worker sees them; a context stays with the generator that holds it."""
+    """The generators as a worker sees them; a context stays with the generator that holds it.
+
+    When a generator dies its requests wait for the one that takes its place and are asked again of it: a request carries
+    the whole context, so the new process samples the same turn from a cold prefill, and the episode goes on.
+    """
 
     def __init__(self, generators: dict[str, Any]) -> None:
-        self._generators = generators
+        self._generators = dict(generators)
         self._home: dict[str, str] = {}
+        self._replaced = asyncio.Condition()
 
     async def generate(self, request: GenerateRequest) -> "Generation":
         """Raises:
-        GenerationError: the generator died, or did not answer in time; it is named.
+        GenerationError: the generator did not answer in time, or nothing took the place of a dead one; it is named.
         """
         name = self._home.setdefault(request.context_id, self._least_loaded())
+        while True:
+            generator = self._generators[name]
+            try:
+                return await ask(name, generator.generate.remote(request), request.deadline_s + ANSWER_GRACE_S)
+            except ActorGone as error:
+                if not await self._another_than(name, generator):
+                    raise GenerationError(f"{error}, and nothing took its place in {REPLACE_S:.0f} s") from error
+            except ActorLost as error:
+                raise GenerationError(str(error)) from error
+
+    def replace(self, name: str, generator: Any) -> None:
+        """`name` is another process from now on."""
+        self._generators[name] = generator
+        # a replacement is told from the event loop that the waiting requests run on
+        self._wake = asyncio.ensure_future(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._replaced:
+            self._replaced.notify_all()
+
+    async def _another_than(self, name: str, lost: Any) -> bool:
+        async def wait() -> None:
+            async with self._replaced:
+                await self._replaced.wait_for(lambda: self._generators[name] is not lost)
+
         try:
-            return await ask(name, self._generators[name].generate.remote(request), request.deadline_s + ANSWER_GRACE_S)
-        except ActorLost as error:
-            raise GenerationError(str(error)) from error
+            await asyncio.wait_for(wait(), REPLACE_S)
+        except TimeoutError:
+            return False
+        return True
 
     async def release(self, context_id: str) -> None:
         name = self._home.pop(context_id, None)
@@ -175,11 +212,12 @@ class RemoteEngines:
         return min(held, key=lambda name: (held[name], name))
 
 
-async def ask(name: str, call: Any, deadline_s: float) -> Any:
-    """The answer of an actor to a call already sent.
+async def ask(name: str, call: Any, deadline_s: float | None, method: str = "") -> Any:
+    """The answer of actor `name` to a call already sent.
 
     Raises:
-        ActorLost: it died, or did not answer in time.
+        ActorGone: its process died.
+        ActorLost: it did not answer in time.
         RolloutError, ValueError, OSError: what the actor itself raised; anything else comes as ActorLost with its words.
     """
     from ray.exceptions import RayError, RayTaskError
@@ -187,96 +225,12 @@ async def ask(name: str, call: Any, deadline_s: float) -> Any:
     try:
         return await asyncio.wait_for(call, deadline_s)
     except TimeoutError as error:
-        raise ActorLost(f"{name} did not answer within {deadline_s:.0f} s") from error
+        what = f" to {method}" if method else ""
+        raise ActorLost(f"{name} did not answer{what} within {deadline_s:.0f} s") from error
     except RayTaskError as error:
         if isinstance(error.cause, RolloutError | ValueError | OSError):
             raise error.cause from error
         raise ActorLost(f"{name} failed: {type(error.cause).__name__}: {error.cause}") from error
     except RayError as error:
         # the first line says it; the rest is Ray's advice
-        raise ActorLost(f"{name} is gone: {type(error).__name__}: {str(error).splitlines()[0]}") from error
-
-
-class RayActors:
-    """All actors of a run on the Ray cluster that is up; see `Actors`."""
-
-    def __init__(
-        self, cluster: ClusterConfig, trainer: TrainerSettings, episodes: EpisodeSettings, engine: "EngineConfig"
-    ) -> None:
-        import ray
-
-        def spawn(actor: type, num_cpus: float, *args: Any) -> Any:
-            # no restarts and no retries: a lost actor is told, never papered over
-            options = {"num_cpus": num_cpus, "max_restarts": 0, "max_task_retries": 0}
-            return ray.remote(actor).options(**options).remote(*args)
-
-        self._config = cluster
-        threads = cluster.threads_per_actor
-        self._trainer = spawn(TrainerActor, cluster.cpus_per_trainer, trainer, threads)
-        self._generators = {
-            name: spawn(GeneratorActor, cluster.cpus_per_generator, name, trainer.policy, engine, threads)
-            for name in (f"generator-{i}" for i in range(cluster.num_generators))
-        }
-        self._workers = {
-            name: spawn(WorkerActor, cluster.cpus_per_worker, name, episodes, self._generators)
-            for name in (f"worker-{i}" for i in range(cluster.num_workers))
-        }
-        self._running = dict.fromkeys(self._workers, 0)
-        # the episode's own deadlines, one after the other, and a margin
-        self._play_deadline_s = episodes.episode.wall_clock_s + 2 * SANDBOX_DEADLINE_S + GRADE_DEADLINE_S + GRACE_S
-
-    async def open(self) -> int:
-        """Waits until every actor is up; returns the version of the training state that was loaded."""
-        began = time.monotonic()
-        everyone = {"trainer": self._trainer, **self._generators, **self._workers}
-        answers = await asyncio.gather(
-            *(ask(name, actor.open.remote(), self._config.start_deadline_s) for name, actor in everyone.items())
-        )
-        kinds = sorted(set(answers[-len(self._workers) :]))
-        logger.info(
-            "%d actors are up in %.1f s; sandboxes: %s", len(everyone), time.monotonic() - began, ", ".join(kinds)
-        )
-        return answers[0]
-
-    async def play(self, slot: Slot, attempt_id: str, policy_version: int) -> Trajectory:
-        name = min(self._running, key=lambda worker: (self._running[worker], worker))
-        self._running[name] += 1
-        try:
-            call = self._workers[name].play.remote(slot, attempt_id, policy_version)
-            return await ask(name, call, self._play_deadline_s)
-        finally:
-            self._running[name] -= 1
-
-    async def cancel(self, attempt_ids: list[str]) -> None:
-        await asyncio.gather(*(self._ask(name, "cancel", attempt_ids) for name in self._workers))
-
-    async def train(self, request_id: str, items: Sequence[TrainItem]) -> StepResult:
-        return await self._ask("trainer", "train", request_id, items)
-
-    async def mismatch(self, items: Sequence[TrainItem]) -> dict[str, float]:
-        return await self._ask("trainer", "mismatch", items)
-
-    async def save(self) -> str:
-        return await self._ask("trainer", "save")
-
-    async def publish(self) -> WeightManifest:
-        return await self._ask("trainer", "publish")
-
-    async def export(self, folder: str, parents: dict[str, str]) -> str:
-        """Writes a policy folder with the trainer's weights."""
-        return await self._ask("trainer", "export", folder, parents)
-
-    async def swap(self, manifest: WeightManifest) -> list[Receipt]:
-        return list(await asyncio.gather(*(self._ask(name, "update_weights", manifest) for name in self._generators)))
-
-    async def stats(self) -> dict[str, dict[str, Any]]:
-        """Counters of every generator."""
-        return {name: await self._ask(name, "stats") for name in self._generators}
-
-    async def close(self) -> None:
-        """Cancels what runs and removes every sandbox."""
-        await asyncio.gather(*(self._ask(name, "close") for name in self._workers), return_exceptions=True)
-
-    async def _ask(self, name: str, method: str, *args: Any) -> Any:
-        actor = {"trainer": self._trainer, **self._generators, **self._workers}[name]
-        return await ask(f"{name} ({method})", getattr(actor, method).remote(*args), self._config.call_deadline_s)
+        raise ActorGone(name, f"{type(error).__name__}: {str(error).splitlines()[0]}") from error

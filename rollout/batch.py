@@ -28,7 +28,13 @@ class TrainItem:
     """Tokens of an older version are masked."""
     shared_version: int | None = None
     """Of a rollout that a killed driver left: the newest policy version that its lineage and this one have in common. Later
-    versions it names were other weights under the same number. None: played in this lineage."""
+    versions it names were other weights under the same number: their tokens are as old as that. None: played in this
+    lineage."""
+
+    @property
+    def is_too_old(self) -> bool:
+        """Whatever versions its tokens name, none of its weights is young enough."""
+        return self.shared_version is not None and self.shared_version < self.oldest_version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +63,13 @@ class Batch:
 
 
 def form_batch(
-    groups: Sequence[Group], policy_version: int, algo: AlgoConfig, advantage_of: AdvantageOf, blocks: Path, seed: int
+    groups: Sequence[Group],
+    policy_version: int,
+    algo: AlgoConfig,
+    advantage_of: AdvantageOf,
+    blocks: Path,
+    seed: int,
+    shared_versions: Mapping[str, int],
 ) -> Batch:
     """Decides every member of these groups.
 
@@ -67,6 +79,7 @@ def form_batch(
         advantage_of: see rollout/advantage.py.
         blocks: folder of the token logs.
         seed: of the permutation, with algo.permute_rewards.
+        shared_versions: of slots that a killed driver played, see TrainItem.shared_version.
     """
     members = [trajectory for group in groups for trajectory in group.members]
     rewards = {trajectory.slot.slot_id: trajectory.reward for trajectory in members}
@@ -81,11 +94,14 @@ def form_batch(
             kept += group.members
         else:
             drops[reason] = (*drops.get(reason, ()), *(t.slot.slot_id for t in group.members))
-    tokens = [trainable_tokens(trajectory, oldest, blocks) for trajectory in kept]
+    shared = [shared_versions.get(trajectory.slot.slot_id) for trajectory in kept]
+    tokens = [
+        trainable_tokens(trajectory, oldest, blocks, version) for trajectory, version in zip(kept, shared, strict=True)
+    ]
     if kept and not any(tokens):
         # a step needs a token; one that is too old now will never be younger
         drops[DropReason.stale] = tuple(trajectory.slot.slot_id for trajectory in kept)
-        kept, tokens = [], []
+        kept, tokens, shared = [], [], []
     advantages = advantage_of(
         RolloutScores(
             rewards=[rewards[t.slot.slot_id] for t in kept],
@@ -95,11 +111,11 @@ def form_batch(
         )
     )
     items = tuple(
-        TrainItem(blocks=trajectory.blocks, advantage=advantage, oldest_version=oldest)
-        for trajectory, advantage in zip(kept, advantages, strict=True)
+        TrainItem(blocks=trajectory.blocks, advantage=advantage, oldest_version=oldest, shared_version=version)
+        for trajectory, advantage, version in zip(kept, advantages, shared, strict=True)
     )
     uses = tuple(
-        Use(slot_id=trajectory.slot.slot_id, weight=advantage, is_masked=count == 0)
+        Use(slot_id=trajectory.slot.slot_id, weight=advantage, num_tokens=count)
         for trajectory, advantage, count in zip(kept, advantages, tokens, strict=True)
     )
     return Batch(items=items, uses=uses, drops=drops, metrics=batch_metrics(members, kept, tokens, drops))
@@ -119,8 +135,12 @@ def drop_reason(rewards: Sequence[float]) -> DropReason | None:
     return DropReason.zero_variance if is_constant(rewards) else None
 
 
-def trainable_tokens(trajectory: Trajectory, oldest_version: int, blocks: Path) -> int:
+def trainable_tokens(
+    trajectory: Trajectory, oldest_version: int, blocks: Path, shared_version: int | None = None
+) -> int:
     """Sampled tokens young enough; the blocks are read only where some might not be."""
+    if shared_version is not None and shared_version < oldest_version:
+        return 0
     if trajectory.version_start >= oldest_version:
         return trajectory.num_sampled
     return sum(
@@ -147,6 +167,7 @@ def batch_metrics(
         "rollout/trained": float(sum(n > 0 for n in tokens)),
         "rollout/stale_token_share": 1 - sum(tokens) / sampled if sampled else 0.0,
     }
+    metrics["rollout/zero_variance_share"] = len(drops.get(DropReason.zero_variance, ())) / count
     for reason in DropReason:
         if reason in drops:
             metrics[f"rollout/dropped/{reason}"] = float(len(drops[reason]))

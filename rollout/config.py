@@ -13,6 +13,7 @@ from burnish.envs.config import SandboxConfig, SandboxKind, require
 from burnish.policy.encoding.config import EncodingConfig
 from burnish.policy.inference.config import EngineConfig
 from burnish.policy.training.config import TrainConfig
+from burnish.rollout.guard import Rule
 
 # `async` is a keyword, so the members cannot be written as a class body; YAML spells the member name
 Schedule = StrEnum("Schedule", {"async": "async", "lockstep": "lockstep"})
@@ -89,6 +90,8 @@ class ClusterConfig:
     """Seconds an actor may take to come up."""
     call_deadline_s: float = 1800.0
     """Seconds a train step, a weight push or a checkpoint may take before the run stops and names it."""
+    max_restarts: int = 8
+    """Times that one actor's process may die and be replaced before the run stops; `burnish rl resume=RUN` goes on."""
 
     def __post_init__(self) -> None:
         for name in ("num_generators", "num_workers", "threads_per_actor", "episodes_per_worker"):
@@ -101,7 +104,8 @@ class ClusterConfig:
             "call_deadline_s",
         ):
             require(f"cluster.{name}", getattr(self, name), getattr(self, name) > 0, "> 0")
-        require("cluster.num_cpus", self.num_cpus, self.num_cpus >= 0, ">= 0")
+        for name in ("num_cpus", "max_restarts"):
+            require(f"cluster.{name}", getattr(self, name), getattr(self, name) >= 0, ">= 0")
         least = 75 * 2**20
         require("cluster.object_store_bytes", self.object_store_bytes, self.object_store_bytes >= least, f">= {least}")
 
@@ -188,6 +192,15 @@ class RlRun:
     """Largest mean KL estimate between engine and trainer on the same tokens at launch; above it the run refuses to train."""
     seed: int = 0
     """Order of tasks, every sampled token and every resampled reward."""
+    guard: list[str] = field(
+        default_factory=lambda: [
+            "train/grad_norm > 1000 for 2: rollback",
+            "rollout/zero_variance_share > 0.99 for 8: pause",
+        ]
+    )
+    """Rules `METRIC OP NUMBER [for N]: pause|rollback` on what is logged; see rollout/guard.py."""
+    max_rollbacks: int = 3
+    """Times a rule may take the run back; after that it pauses."""
     wandb: str = "auto"
     """auto | online | offline | disabled; auto is online with a key, else offline."""
 
@@ -199,7 +212,10 @@ class RlRun:
         require("wandb", repr(self.wandb), self.wandb in modes, f"one of {', '.join(modes)}")
         is_name = self.name not in ("", ".", "..") and "/" not in self.name
         require("name", repr(self.name), is_name, "a folder name without '/'")
-        require("seed", self.seed, self.seed >= 0, ">= 0")
+        for name in ("seed", "max_rollbacks"):
+            require(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
+        for rule in self.guard:
+            Rule.parse(rule)
         if self.schedule is Schedule.lockstep and self.algo.max_offpolicy_steps:
             raise ValueError(
                 f"schedule=lockstep trains each slot with the version that sampled it: set algo.max_offpolicy_steps=0, "

@@ -7,17 +7,17 @@ nothing is in flight while a step is taken, so a slot's policy version is fixed)
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from burnish.envs.task import Task
 from burnish.rollout.actors import Actors
 from burnish.rollout.advantage import load_advantage
 from burnish.rollout.agents import sampling_seed
-from burnish.rollout.batch import Batch, TrainItem, form_batch
+from burnish.rollout.batch import Batch, form_batch
 from burnish.rollout.buffer import Buffer
 from burnish.rollout.config import RlRun
+from burnish.rollout.guard import Action, Guard, GuardTripped, Rule
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.rollouts import Rollouts
 from burnish.rollout.types import DropReason, Group, RolloutError
@@ -49,6 +49,7 @@ class Controller:
         self.actors, self.log = actors, log
         self.version = self.saved_version = self.start_version = version
         self.skipped_in_a_row = 0
+        self.guard = Guard(rules=[Rule.parse(rule) for rule in run.guard])
         self.advantage_of = load_advantage(run.algo.advantage, run.algo.advantage_options)
         self.buffer = Buffer(
             groups_per_batch=run.algo.groups_per_step,
@@ -84,6 +85,10 @@ class Controller:
                 else:
                     logger.info("The data is used up after %d optimizer steps", self.version)
                     break
+        except GuardTripped as tripped:
+            if tripped.action is Action.pause:
+                await self.checkpoint()
+            raise
         finally:
             await self.rollouts.stop()
         await self.checkpoint()
@@ -96,21 +101,20 @@ class Controller:
             return
         started, step, algo = time.monotonic(), self.version + 1, self.config.algo
         seed = sampling_seed(self.config.seed, f"step {step} {groups[0].group_id}")
-        batch = form_batch(groups, self.version, algo, self.advantage_of, self.blocks, seed)
+        batch = form_batch(groups, self.version, algo, self.advantage_of, self.blocks, seed, self.shared_versions())
         for reason, slot_ids in batch.drops.items():
             self.ledger.drop(slot_ids, reason, step=step)
         is_step = bool(batch.items) and await self.take_step(step, batch)
         self.buffer.published(is_step)
         failed = {f"rollout/failed/{outcome}": float(n) for outcome, n in self.rollouts.num_failures.items()}
-        self.log({**batch.metrics, **failed, "rollout/step_s": time.monotonic() - started}, self.version)
+        self.record({**batch.metrics, **failed, "rollout/step_s": time.monotonic() - started})
 
     async def take_step(self, step: int, batch: Batch) -> bool:
         """False when the step was not finite and changed nothing: its slots are dropped, not tried for ever."""
-        items = self.items_of(batch)
         if self.version == 0:
-            self.gate((await self.actors.mismatch(items[: self.config.algo.group_size]))["mismatch_kl"])
+            self.gate((await self.actors.mismatch(batch.items[: self.config.algo.group_size]))["mismatch_kl"])
         self.ledger.begin_step(step, batch.uses)
-        result = await self.actors.train(f"step {step} {batch.uses[0].slot_id}", items)
+        result = await self.actors.train(f"step {step} {batch.uses[0].slot_id}", batch.items)
         if result.is_skipped:
             self.ledger.abort_step(step)
             self.ledger.drop([use.slot_id for use in batch.uses], DropReason.step_not_finite, step=step)
@@ -122,19 +126,27 @@ class Controller:
         self.skipped_in_a_row = 0
         self.ledger.commit_step(step)
         self.version = step
-        self.log(result.metrics | {"train/slots": float(len(batch.uses))}, step)
+        self.record(result.metrics | {"train/slots": float(len(batch.uses))})
         self.gate(result.metrics.get("train/mismatch_kl_fresh", 0.0))
         if step % self.config.checkpoint_every == 0:
             await self.checkpoint()
         await self.publish()
         return True
 
-    def items_of(self, batch: Batch) -> list[TrainItem]:
-        """The batch's items; those of a killed driver say up to which version its weights were ours."""
-        return [
-            replace(item, shared_version=self.start_version) if use.slot_id in self.rollouts.restored else item
-            for item, use in zip(batch.items, batch.uses, strict=True)
-        ]
+    def record(self, metrics: Mapping[str, float]) -> None:
+        """Logs what the current version was measured at.
+
+        Raises:
+            GuardTripped: a rule holds.
+        """
+        self.log(dict(metrics), self.version)
+        self.guard.check(metrics, self.version)
+
+    def shared_versions(self) -> dict[str, int]:
+        """Up to which version the weights that played a killed driver's rollouts are ours, by slot."""
+        if self.config.engine.deterministic and self.config.algo.max_offpolicy_steps == 0:
+            return {}  # every version is made again, bit for bit
+        return dict.fromkeys(self.rollouts.restored, self.start_version)
 
     async def publish(self) -> None:
         """The trainer's weights to every generator; a generator that then holds anything else is fenced."""

@@ -179,7 +179,8 @@ async def play_all(run: EvalRun, out: Path, episodes: Sequence[Episode], done: i
     if run.agent is Agent.policy:
         from burnish.rollout.generator import open_engine
 
-        engine = open_engine(Path(run.policy), run.engine, "engine")
+        tokenizer = check_fits(Path(run.policy), run.encoding.system_token_id)
+        engine = open_engine(Path(run.policy), run.engine.reserving(tokenizer.never_written()), "engine")
     runner = EpisodeRunner(settings, {e.task.id: e.task for e in episodes}, sandboxes, engine)
     admitted = asyncio.Semaphore(run.concurrency)
     results, trajectories = open_log(out / RESULTS), open_log(out / TRAJECTORIES)

@@ -96,6 +96,8 @@ def lay_out(items: Sequence[TrainItem], blocks: Path, *, is_replayed: bool) -> S
     counts = torch.zeros(len(items), dtype=torch.int64)
     place = 0
     for rollout, item in enumerate(items):
+        if item.is_too_old:
+            continue
         contexts: dict[str, list[Block]] = {}
         for ref in item.blocks:
             contexts.setdefault(ref.context_id, []).append(read_block(blocks, ref))

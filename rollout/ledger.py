@@ -38,8 +38,13 @@ class Use:
     slot_id: str
     weight: float
     """Loss weight of the trajectory, as the trainer applied it."""
-    is_masked: bool = False
-    """True when every token of it was masked (too old, all out of the trust region): consumed, not trained."""
+    num_tokens: int
+    """Sampled tokens that carry loss."""
+
+    @property
+    def is_masked(self) -> bool:
+        """Every token was too old: consumed, not trained."""
+        return self.num_tokens == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +212,7 @@ class Ledger(LedgerView):
         Raises:
             LedgerError: the step is not the next one, is open with other slots, or a slot is not ready.
         """
-        wanted = {use.slot_id: (use.weight, "masked" if use.is_masked else "trained") for use in uses}
+        wanted = {use.slot_id: (use.weight, "masked" if use.is_masked else "trained", use.num_tokens) for use in uses}
         if len(wanted) != len(uses) or not uses:
             raise LedgerError(
                 f"step {step}: a batch needs slots, each once; got {len(uses)} with {len(wanted)} distinct"
@@ -215,8 +220,8 @@ class Ledger(LedgerView):
         with self._transaction() as db:
             row = db.execute("SELECT state FROM steps WHERE step = ?", (step,)).fetchone()
             if row is not None:
-                rows = db.execute("SELECT slot_id, weight, disposition FROM uses WHERE step = ?", (step,)).fetchall()
-                if {r["slot_id"]: (r["weight"], r["disposition"]) for r in rows} != wanted:
+                rows = db.execute("SELECT * FROM uses WHERE step = ?", (step,)).fetchall()
+                if {r["slot_id"]: (r["weight"], r["disposition"], r["num_tokens"]) for r in rows} != wanted:
                     raise LedgerError(f"step {step} is {row['state']} with other slots or weights")
                 return
             last = db.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0]
@@ -225,12 +230,12 @@ class Ledger(LedgerView):
                     f"step {step} cannot begin: the last step is {last}, and steps come one after another"
                 )
             db.execute("INSERT INTO steps (step, state, opened_at) VALUES (?, 'open', ?)", (step, time.time()))
-            for slot_id, (weight, disposition) in wanted.items():
+            for slot_id, (weight, disposition, num_tokens) in wanted.items():
                 self._expect(slot_id, Disposition.ready)
                 db.execute(
-                    "INSERT INTO uses (slot_id, attempt_id, step, disposition, weight)"
-                    " SELECT slot_id, attempt_id, ?, ?, ? FROM slots WHERE slot_id = ?",
-                    (step, disposition, weight, slot_id),
+                    "INSERT INTO uses (slot_id, attempt_id, step, disposition, weight, num_tokens)"
+                    " SELECT slot_id, attempt_id, ?, ?, ?, ? FROM slots WHERE slot_id = ?",
+                    (step, disposition, weight, num_tokens, slot_id),
                 )
             self._event(db, "step_begun", step=step, detail=f"{len(uses)} slots")
 

@@ -2,10 +2,17 @@
 
 import sqlite3
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # an upgrade from version n to n + 1 is MIGRATIONS[n]; run in one transaction
-MIGRATIONS: dict[int, str] = {}
+MIGRATIONS: dict[int, str] = {
+    # version 1 did not say how many tokens a use trained: the whole rollout's is the nearest that it knows
+    1: """
+ALTER TABLE uses ADD COLUMN num_tokens INTEGER NOT NULL DEFAULT 0 CHECK (num_tokens >= 0);
+UPDATE uses SET num_tokens = (SELECT coalesce(sum(num_sampled), 0) FROM blocks WHERE blocks.attempt_id = uses.attempt_id)
+  WHERE disposition = 'trained';
+""",
+}
 
 SCHEMA = """
 CREATE TABLE slots (
@@ -86,7 +93,9 @@ CREATE TABLE uses (
   attempt_id TEXT NOT NULL UNIQUE REFERENCES attempts (attempt_id),
   step INTEGER NOT NULL REFERENCES steps (step) ON DELETE CASCADE,
   disposition TEXT NOT NULL CHECK (disposition IN ('trained', 'masked')),
-  weight REAL NOT NULL
+  weight REAL NOT NULL,
+  num_tokens INTEGER NOT NULL CHECK (num_tokens >= 0),
+  CHECK ((disposition = 'masked') = (num_tokens = 0))
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX uses_by_step ON uses (step);
 

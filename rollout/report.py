@@ -80,7 +80,7 @@ def rl_totals(run: Path) -> dict[str, int]:
             "SELECT count(*) FROM attempts WHERE outcome IS NOT NULL AND outcome != 'cancelled'"
         ).fetchone()
         (tokens,) = ledger.execute(
-            "SELECT coalesce(sum(num_sampled), 0) FROM uses JOIN blocks USING (attempt_id) WHERE disposition = 'trained'"
+            "SELECT coalesce(sum(num_tokens), 0) FROM uses JOIN steps USING (step) WHERE state = 'committed'"
         ).fetchone()
     finally:
         ledger.close()

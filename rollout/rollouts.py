@@ -14,7 +14,16 @@ from typing import Protocol
 from burnish.envs.task import Task
 from burnish.rollout.buffer import Buffer
 from burnish.rollout.ledger import Ledger
-from burnish.rollout.types import Disposition, DropReason, Group, RolloutError, Slot, StopReason, Trajectory
+from burnish.rollout.types import (
+    ActorGone,
+    Disposition,
+    DropReason,
+    Group,
+    RolloutError,
+    Slot,
+    StopReason,
+    Trajectory,
+)
 from burnish.verifiers.types import Outcome
 
 logger = logging.getLogger(__name__)
@@ -165,8 +174,16 @@ class Rollouts:
             attempt_id = self._ledger.open_attempt(slot.slot_id)
             try:
                 trajectory = await self._player.play(slot, attempt_id, self.policy_version)
+            except ActorGone as error:
+                # nobody's fault, and the same trajectory again where the run is deterministic: noise goes by slot
+                outcome = Outcome.cancelled
+                self._ledger.close_attempt(lost_attempt(slot, attempt_id, self.policy_version, error, outcome))
+                if self._is_stopping:
+                    return
+                continue
             except RolloutError as error:
-                self._ledger.close_attempt(lost_attempt(slot, attempt_id, self.policy_version, error))
+                outcome = Outcome.infra_failed
+                self._ledger.close_attempt(lost_attempt(slot, attempt_id, self.policy_version, error, outcome))
                 raise
             self._ledger.close_attempt(trajectory)
             if trajectory.has_reward:
@@ -204,12 +221,12 @@ class Rollouts:
         return True
 
 
-def lost_attempt(slot: Slot, attempt_id: str, policy_version: int, error: RolloutError) -> Trajectory:
+def lost_attempt(slot: Slot, attempt_id: str, policy_version: int, error: RolloutError, outcome: Outcome) -> Trajectory:
     """The outcome of an attempt whose worker cannot tell it."""
     return Trajectory(
         slot=slot,
         attempt_id=attempt_id,
-        outcome=Outcome.infra_failed,
+        outcome=outcome,
         stop_reason=StopReason.abandoned,
         error=f"{type(error).__name__}: {error}",
         version_start=policy_version,

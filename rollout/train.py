@@ -32,15 +32,17 @@ from burnish.policy.released_config import load_config
 from burnish.policy.training.metrics import MetricLogger, WandbMode
 from burnish.policy.training.progress import Progress
 from burnish.rollout import cluster
-from burnish.rollout.actors import RayActors
 from burnish.rollout.advantage import load_advantage
 from burnish.rollout.config import Agent, RlRun
 from burnish.rollout.controller import Controller
+from burnish.rollout.guard import Action, GuardTripped
 from burnish.rollout.harness.base import load_harness
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.ledger_schema import LedgerError
 from burnish.rollout.losses import check_corrections, load_loss
+from burnish.rollout.ray_actors import RayActors
 from burnish.rollout.settings import EpisodeSettings, TrainerSettings
+from burnish.rollout.types import ActorGone, DropReason
 from burnish.verifiers.verifier import load_verifier
 
 logger = logging.getLogger(__name__)
@@ -69,12 +71,20 @@ def main(run: RlRun) -> int:
     try:
         run.sandbox = kind or sandbox_kind(run)
         run.limits = replace(run.limits, driver=driver_identity())
+        # engine and trainer alike: a token that cannot be sampled has no share in the probabilities
+        tokenizer = check_fits(Path(run.policy), run.encoding.system_token_id)
+        run.engine = run.engine.reserving(tokenizer.never_written())
         reap.main(ReapRun(engine_url=run.limits.engine_url))
         joined = cluster.start(run.cluster)
         try:
             asyncio.run(train(run, run_dir, tasks, ledger, manifest, is_resumed))
+        except GuardTripped as tripped:
+            logger.error("Paused: %s. Look at %s, then go on with `burnish rl resume=%s`", tripped, run_dir, run_dir)
+            return 1
         finally:
             joined.stop()
+            # what a worker was making while it died
+            reap.reap_driver(run.limits.engine_url, run.limits.driver)
     finally:
         ledger.close()
     logger.info(
@@ -86,36 +96,77 @@ def main(run: RlRun) -> int:
 async def train(
     run: RlRun, run_dir: Path, tasks: Sequence[Task], ledger: Ledger, manifest: dict[str, Any], is_resumed: bool
 ) -> None:
-    """The run's processes around the loop."""
+    """The run's processes around the loop. A trainer that dies, and a rule that takes the run back, are one more start.
+
+    Raises:
+        GuardTripped: a rule pauses the run; what it did so far is saved.
+    """
     actors = RayActors(run.cluster, trainer_settings(run, run_dir), episode_settings(run, run_dir), run.engine)
+    num_rollbacks = 0
     try:
         version = await actors.open()
-        restored = ledger.load_checkpoint(version)
-        if is_resumed:
-            logger.info(
-                "Resumed at version %d: %d slots of later steps are ready again, %d attempts were in flight",
-                version, len(restored.returned), len(restored.abandoned),
-            )  # fmt: skip
-        mode = WandbMode[run.wandb]
-        with (
-            MetricLogger(run_dir, mode=mode, resumed_from=version if is_resumed else None) as metrics,
-            Progress("rl", run.max_steps, done=version) as progress,
-        ):
-
-            def log(values: dict[str, float], step: int) -> None:
-                metrics.log(values, step=step, policy_version=step)
-                if "rollout/reward" in values:
-                    progress.advance(step - progress.done, reward=values["rollout/reward"])
-
-            controller = Controller(run, tasks, ledger, run_dir / "blocks", actors, log, version)
-            await controller.run()
-            for name, counters in (await actors.stats()).items():
-                log({f"{name}/{key}": value for key, value in counters.items()}, controller.version)
-        policy = await actors.export(str(run_dir / "policy"), manifest["parents"])
-        facts = {"finished": True, "policy": policy_hash(Path(policy)), "steps": controller.version}
+        while True:
+            try:
+                steps = await train_from(version, run, run_dir, tasks, ledger, actors, is_resumed=is_resumed)
+                policy = await actors.export(str(run_dir / "policy"), manifest["parents"])
+                break
+            except ActorGone as error:
+                if error.actor != "trainer":
+                    raise
+                version = await actors.revive_trainer()
+            except GuardTripped as tripped:
+                num_rollbacks += 1
+                if tripped.action is Action.pause or num_rollbacks > run.max_rollbacks:
+                    raise
+                version = await actors.roll_back(tripped.since)
+                undone = ledger.load_checkpoint(version).returned
+                # the same slots would lead to the same place
+                ledger.drop(undone, DropReason.rolled_back)
+                logger.warning("%s: back at version %d without %d slots", tripped, version, len(undone))
+            is_resumed = True
+        facts = {"finished": True, "policy": policy_hash(Path(policy)), "steps": steps}
         write_json(run_dir / MANIFEST, manifest | facts)
     finally:
         await actors.close()
+
+
+async def train_from(
+    version: int,
+    run: RlRun,
+    run_dir: Path,
+    tasks: Sequence[Task],
+    ledger: Ledger,
+    actors: RayActors,
+    *,
+    is_resumed: bool,
+) -> int:
+    """The loop from a checkpoint to the end; returns how many optimizer steps the policy has taken.
+
+    Raises:
+        ActorGone: the trainer died.
+    """
+    restored = ledger.load_checkpoint(version)
+    if is_resumed:
+        logger.info(
+            "Resumed at version %d: %d slots of later steps are ready again, %d attempts were in flight",
+            version, len(restored.returned), len(restored.abandoned),
+        )  # fmt: skip
+    mode = WandbMode[run.wandb]
+    with (
+        MetricLogger(run_dir, mode=mode, resumed_from=version if is_resumed else None) as metrics,
+        Progress("rl", run.max_steps, done=version) as progress,
+    ):
+
+        def log(values: dict[str, float], step: int) -> None:
+            metrics.log(values, step=step, policy_version=step)
+            if "rollout/reward" in values:
+                progress.advance(step - progress.done, reward=values["rollout/reward"])
+
+        controller = Controller(run, tasks, ledger, run_dir / "blocks", actors, log, version)
+        await controller.run()
+        for name, counters in (await actors.stats()).items():
+            log({f"{name}/{key}": value for key, value in counters.items()}, controller.version)
+    return controller.version
 
 
 def check(run: RlRun) -> tuple[Sequence[Task], str]:

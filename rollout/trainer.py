@@ -56,6 +56,10 @@ class Trainer:
         self._step.load(Path(self.settings.checkpoints))
         return self.version
 
+    def forget(self, since: int) -> None:
+        """Removes the training states of version `since` and later."""
+        self._step.forget(Path(self.settings.checkpoints), since)
+
     def save(self) -> str:
         """Writes the training state of this version; returns its folder."""
         return str(self._step.save(Path(self.settings.checkpoints)))
@@ -182,9 +186,11 @@ class Trainer:
         version: int,
     ) -> LossSum:
         result = self.loss(self._inputs(scored, packed), normaliser, statistics)
+        drift = (scored.logprob.detach() - packed.fields["lp_behaviour"][scored.row]).double()
+        result.metrics["train/behaviour_kl"] = ((drift.exp() - drift - 1).sum(), float(len(drift)))
         # at age 0 engine and trainer hold the same weights: what differs is numerics, and nothing else
         is_fresh = self._is_fresh(packed, scored.row, version)
-        difference = (scored.logprob.detach() - packed.fields["lp_behaviour"][scored.row])[is_fresh].double()
+        difference = drift[is_fresh]
         result.metrics["train/mismatch_kl_fresh"] = (
             (difference.exp() - difference - 1).sum(),
             float(len(difference)),

@@ -31,6 +31,21 @@ class HarnessError(RolloutError):
     """The harness could not turn the model's words into an action or an action into a message."""
 
 
+class ActorLost(RolloutError):
+    """An actor died, did not answer in time, or failed in a way of its own; it is named."""
+
+
+class ActorGone(ActorLost):
+    """The actor's process is gone: another one can take its place."""
+
+    def __init__(self, actor: str, reason: str) -> None:
+        super().__init__(actor, reason)
+        self.actor, self.reason = actor, reason
+
+    def __str__(self) -> str:
+        return f"{self.actor} is gone: {self.reason}"
+
+
 class GenerationError(RolloutError):
     """The engine did not answer, or answered with something that breaks the token contract."""
 
@@ -61,6 +76,7 @@ class DropReason(StrEnum):
     too_many_attempts = "too_many_attempts"
     user_stop = "user_stop"
     step_not_finite = "step_not_finite"
+    rolled_back = "rolled_back"
 
 
 class StopReason(StrEnum):

@@ -40,8 +40,8 @@ def ranks(verb: str, num_ranks: int, threads: int = 0) -> Iterator[None]:
     try:
         if dist.get_world_size() != num_ranks:
             raise ValueError(
-                f"batch.num_ranks={num_ranks}, but {dist.get_world_size()} processes were started: use "
-                f"torchrun --nproc-per-node={num_ranks} -m burnish.configs.cli {verb} ..."
+                f"batch.num_ranks={num_ranks}, but {dist.get_world_size()} processes were started: `burnish {verb} "
+                f"batch.num_ranks={num_ranks}` starts them; on several machines, start all of them with torchrun"
             )
         yield
     finally:

@@ -1,7 +1,7 @@
 """burnish sft: the whole loop. Data, model, one optimizer step a batch, exact resume, a policy folder at the end.
 
-The same command goes on where an interrupted one stopped, and does nothing when all is done. On several ranks start it
-with torchrun and `batch.num_ranks`.
+The same command goes on where an interrupted one stopped, and does nothing when all is done. `batch.num_ranks`
+processes share each batch.
 """
 
 import dataclasses

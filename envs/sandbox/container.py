@@ -150,6 +150,8 @@ class DockerSandbox:
         """Processes of a container in which nothing of the agent's runs, its shell aside."""
         self.is_closed = False
         self.has_crashed = False
+        self.began = time.time()
+        """When the processes of now were started: the container's start, or our last restart of it."""
 
     def open_shell(self, setup: str = "") -> Shell:
         """A shell that answers, in the directory of the one before."""
@@ -225,6 +227,7 @@ class DockerSandbox:
             # the file tree stays, every process goes: what is left when nothing can be started inside
             with engine_errors(f"container {self.id[:12]} cannot be restarted after a time limit"):
                 self.client.restart(self.id, timeout=0)
+                self.began = time.time()
 
     def raise_if_stopped(self, patience_s: float = 0.0) -> None:
         """Raises:
@@ -238,11 +241,24 @@ class DockerSandbox:
             if state.get("Status") in ("removing", "dead"):
                 raise SandboxError(f"container {self.id[:12]} is being removed by somebody else")
             if not state["Running"]:
+                if state.get("ExitCode") == 137 and not state.get("OOMKilled") and self.was_killed():
+                    raise SandboxError(f"container {self.id[:12]} was killed through the engine")
                 why = " (out of memory)" if state.get("OOMKilled") else ""
                 raise SandboxCrashed(f"container {self.id[:12]} stopped with code {state.get('ExitCode')}{why}")
             if time.monotonic() >= until:
                 return
             time.sleep(0.05)
+
+    def was_killed(self) -> bool:
+        """Somebody outside ended it: nothing inside can send the engine a kill."""
+        events = self.client.events(
+            since=f"{self.began:.6f}",
+            until=f"{time.time():.6f}",
+            filters={"container": self.id, "event": "kill"},
+            decode=True,
+        )
+        with contextlib.closing(events):
+            return any(True for _ in events)
 
     def put_files(self, files: Mapping[str, bytes | Path], destination: str) -> None:
         placed = {

@@ -1,13 +1,14 @@
 """Makes sandboxes as Docker containers: no network, few rights, hard limits, labels that say whose they are."""
 
 import contextlib
+import logging
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import docker
 import docker.errors
@@ -17,13 +18,16 @@ import requests.exceptions
 
 from burnish.envs.config import SandboxConfig, SandboxKind
 from burnish.envs.sandbox.archive import Entry, pack
-from burnish.envs.sandbox.base import Artifacts, OneShot, SandboxUnavailable
+from burnish.envs.sandbox.base import Artifacts, OneShot, SandboxError, SandboxUnavailable
 from burnish.envs.sandbox.container import DockerSandbox, engine_errors, read_artifacts, remove
 from burnish.envs.sandbox.images import ImagePlan, ensure_image, plan_agent, plan_verifier, setup_script
 from burnish.envs.sandbox.lease import labels
 from burnish.envs.sandbox.seccomp import security_option
 from burnish.envs.sandbox.shell import quote
 from burnish.envs.task import Task
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 # root in the container keeps what package tools and file owners need; no device, network, module or trace rights
 CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID"]
@@ -82,6 +86,33 @@ class DockerSandboxes:
         self.open: weakref.WeakValueDictionary[str, DockerSandbox] = weakref.WeakValueDictionary()
 
     def create(self, task: Task, *, role: str, run_id: str, attempt_id: str) -> DockerSandbox:
+        return self.across_restart(lambda: self.create_now(task, role=role, run_id=run_id, attempt_id=attempt_id))
+
+    def across_restart(self, call: Callable[[], T]) -> T:
+        """`call`, and once more when it failed because the engine was away.
+
+        What the first try could not remove has this driver's labels, and goes with the driver.
+        """
+        try:
+            return call()
+        except SandboxError:
+            if self.engine_answers():
+                raise
+            log.warning("the Docker engine does not answer; waiting up to %.0f s for it", self.config.engine_wait_s)
+            deadline = time.monotonic() + self.config.engine_wait_s
+            while not self.engine_answers():
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+            return call()
+
+    def engine_answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except (docker.errors.DockerException, requests.exceptions.RequestException, OSError):
+            return False
+
+    def create_now(self, task: Task, *, role: str, run_id: str, attempt_id: str) -> DockerSandbox:
         plan = self.ready(plan_agent(task, self.config), task.config.environment.build_timeout_s)
         script = setup_script(plan.files, plan.directories)
         is_small = len(script) <= SCRIPT_MAX
@@ -101,6 +132,33 @@ class DockerSandboxes:
         return sandbox
 
     def run_once(
+        self,
+        task: Task,
+        *,
+        run_id: str,
+        attempt_id: str,
+        artifacts: Artifacts,
+        files: Mapping[str, Path],
+        command: Sequence[str],
+        env: Mapping[str, str],
+        timeout_s: float,
+        collect: str,
+    ) -> OneShot:
+        return self.across_restart(
+            lambda: self.run_once_now(
+                task,
+                run_id=run_id,
+                attempt_id=attempt_id,
+                artifacts=artifacts,
+                files=files,
+                command=command,
+                env=env,
+                timeout_s=timeout_s,
+                collect=collect,
+            )
+        )
+
+    def run_once_now(
         self,
         task: Task,
         *,

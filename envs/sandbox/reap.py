@@ -8,7 +8,7 @@ import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from burnish.envs.config import ReapRun
 from burnish.envs.sandbox.base import SandboxUnavailable
@@ -20,11 +20,41 @@ NAMELESS_S = 3600.0
 """Age at which a local sandbox that does not say whose it is belongs to nobody."""
 
 
-def is_due(owner: Mapping[str, str], run: str, now: float) -> bool:
-    return owner.get("burnish.run") == run if run else is_orphan(owner, now)
+IsDue = Callable[[Mapping[str, str]], bool]
+"""Whether the sandbox with these labels is to go."""
 
 
-def reap_containers(config: ReapRun) -> Counter[str]:
+def reap_attempts(engine_url: str, driver: str, run: str, attempts: Collection[str]) -> int:
+    """Removes the sandboxes of these attempts of one driver, whose process died; returns how many there were."""
+
+    def is_due(owner: Mapping[str, str]) -> bool:
+        return (
+            owner.get("burnish.attempt") in attempts
+            and owner.get("burnish.run") == run
+            and owner.get("burnish.driver") == driver
+        )
+
+    return sum(counts["removed"] for counts in (reap_local(is_due), *reached_containers(engine_url, is_due)))
+
+
+def reap_driver(engine_url: str, driver: str) -> int:
+    """Removes whatever a driver's processes have left open; returns how many there were."""
+
+    def is_due(owner: Mapping[str, str]) -> bool:
+        return owner.get("burnish.driver") == driver
+
+    return sum(counts["removed"] for counts in (reap_local(is_due), *reached_containers(engine_url, is_due)))
+
+
+def reached_containers(engine_url: str, is_due: IsDue) -> list[Counter[str]]:
+    """One count, or none where no engine answers (and so nothing can be left of it)."""
+    try:
+        return [reap_containers(engine_url, is_due)]
+    except SandboxUnavailable:
+        return []
+
+
+def reap_containers(engine_url: str, is_due: IsDue) -> Counter[str]:
     """Counts of `removed`, `kept` (a living driver's) and `failed` containers.
 
     Raises:
@@ -36,13 +66,12 @@ def reap_containers(config: ReapRun) -> Counter[str]:
     from burnish.envs.sandbox.container import engine_errors, remove
     from burnish.envs.sandbox.docker import connect
 
-    client = connect(config.engine_url, 60.0)
+    client = connect(engine_url, 60.0)
     counts: Counter[str] = Counter()
-    now = time.time()
     with engine_errors("the list of containers"):
         found = client.containers(all=True, filters={"label": "burnish=1"})
     for container in found:
-        if not is_due(container.get("Labels") or {}, config.run, now):
+        if not is_due(container.get("Labels") or {}):
             counts["kept"] += 1
             continue
         with contextlib.suppress(docker.errors.NotFound):
@@ -51,8 +80,12 @@ def reap_containers(config: ReapRun) -> Counter[str]:
     return counts
 
 
-def reap_local(config: ReapRun) -> Counter[str]:
-    """The same for the folders and processes of local sandboxes."""
+def reap_local(is_due: IsDue, *, is_nameless_due: bool = False) -> Counter[str]:
+    """The same for the folders and processes of local sandboxes.
+
+    Args:
+        is_nameless_due: old ones that do not say whose they are go too.
+    """
     counts: Counter[str] = Counter()
     now = time.time()
     for home in sorted(base_directory().glob("*")):
@@ -61,13 +94,13 @@ def reap_local(config: ReapRun) -> Counter[str]:
         except OSError:
             # killed while it was made or removed; a young one is being made or removed by somebody alive
             with contextlib.suppress(OSError):
-                if not config.run and now - home.stat().st_mtime > NAMELESS_S:
+                if is_nameless_due and now - home.stat().st_mtime > NAMELESS_S:
                     end_processes(home.name)
                     remove_tree(home)
                     counts["removed"] += 1
             continue
         owner = dict(line.split("=", 1) for line in lines if "=" in line)
-        if is_due(owner, config.run, now):
+        if is_due(owner):
             end_processes(home.name)
             remove_tree(home)
             counts["removed"] += 1
@@ -82,9 +115,14 @@ def main(config: ReapRun) -> int:
     Raises:
         SandboxUnavailable: an engine was named, and it does not answer.
     """
-    local = reap_local(config)
+    now = time.time()
+
+    def is_due(owner: Mapping[str, str]) -> bool:
+        return owner.get("burnish.run") == config.run if config.run else is_orphan(owner, now)
+
+    local = reap_local(is_due, is_nameless_due=not config.run)
     try:
-        containers = reap_containers(config)
+        containers = reap_containers(config.engine_url, is_due)
     except SandboxUnavailable:
         if config.engine_url:
             raise

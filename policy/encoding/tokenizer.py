@@ -121,6 +121,10 @@ class Tokenizer:
         self.added_ids = frozenset(self.added.values())
         """Ids no text encodes to: only the chat layout, or a sample, puts them in a context."""
 
+    def never_written(self) -> frozenset[int]:
+        """Special tokens an assistant never writes; what it may are EOS, the end of its reasoning and call markup."""
+        return self.added_ids - {self.special.eos, self.special.end_think, self.special.dsml}
+
     def _find(self, name: str) -> int:
         for spelling in SPELLINGS[name]:
             if spelling in self.added:

@@ -1,6 +1,7 @@
 """EngineConfig and ServeRun: sizes and modes of the engine and of its server. Torch-free."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from burnish.policy.encoding.config import EncodingConfig
 
@@ -46,6 +47,10 @@ class EngineConfig:
             raise ValueError(
                 f"engine.max_context_tokens must be 0 (the model's) or more, got {self.max_context_tokens}"
             )
+
+    def reserving(self, token_ids: Iterable[int]) -> "EngineConfig":
+        """These settings with more ids that are never sampled, such as a tokenizer's `never_written`."""
+        return replace(self, reserved_ids=sorted({*self.reserved_ids, *token_ids}))
 
 
 @dataclass(kw_only=True)

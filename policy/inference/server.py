@@ -5,7 +5,6 @@ openai_request.py, what it becomes backend.py, how it is answered openai_respons
 """
 
 import asyncio
-import dataclasses
 import json
 import logging
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from burnish.policy.encoding.render import read_tools_template
-from burnish.policy.encoding.tokenizer import Tokenizer, check_fits
+from burnish.policy.encoding.tokenizer import check_fits
 from burnish.policy.inference.backend import Backend, Batch, Job
 from burnish.policy.inference.config import ServeRun
 from burnish.policy.inference.engine_thread import EngineStopped, EngineThread, Piece
@@ -326,7 +325,7 @@ def open_backend(config: ServeRun) -> Backend:
     folder = Path(config.policy)
     tokenizer = check_fits(folder, config.encoding.system_token_id)
     model = load_policy(folder)
-    engine = Engine(model, dataclasses.replace(config.engine, reserved_ids=reserved_ids(tokenizer, config)))
+    engine = Engine(model, config.engine.reserving(tokenizer.never_written()))
     thread = EngineThread(engine)
     thread.start()
     return Backend(
@@ -337,13 +336,6 @@ def open_backend(config: ServeRun) -> Backend:
         max_resident=config.engine.max_contexts - config.engine.max_running,
         template=read_tools_template(folder),
     )
-
-
-def reserved_ids(tokenizer: Tokenizer, config: ServeRun) -> list[int]:
-    """Special tokens an assistant never writes; what it may are EOS, the end of its reasoning and call markup."""
-    special = tokenizer.special
-    written = {special.eos, special.end_think, special.dsml}
-    return sorted((tokenizer.added_ids - written) | set(config.engine.reserved_ids))
 
 
 def main(config: ServeRun) -> int:

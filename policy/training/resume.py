@@ -78,6 +78,13 @@ class CheckpointStore:
         stranded = [p for p in self.directory.glob(".replaced-step-*") if not self._original(p).exists()]
         return stranded[-1] if stranded else states[-1] if states else None
 
+    def remove_from(self, since: int) -> None:
+        """Remove the states of step `since` and later: they are not to be gone on from."""
+        for state in self.states():
+            if int(state.name.removeprefix("step-")) >= since:
+                self._remove(state)
+        self._clear_left_overs()
+
     def verify(self, folder: Path, **expected: Any) -> dict[str, Any]:
         """Check every file of a state; returns its facts.
 
@@ -126,11 +133,14 @@ class CheckpointStore:
 
     def _remove_old(self) -> None:
         for old in self.states()[: -self.keep]:
-            # renamed first: a half-removed folder must not look like a state
-            doomed = self.directory / f".removed-{old.name}"
-            old.rename(doomed)
-            shutil.rmtree(doomed)
+            self._remove(old)
         self._clear_left_overs()
+
+    def _remove(self, state: Path) -> None:
+        # renamed first: a half-removed folder must not look like a state
+        doomed = self.directory / f".removed-{state.name}"
+        state.rename(doomed)
+        shutil.rmtree(doomed)
 
 
 def rng_state() -> dict[str, Any]:

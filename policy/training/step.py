@@ -177,6 +177,10 @@ class TrainStep:
         logger.info("Resumed training state %s", folder)
         return facts["extra"]
 
+    def forget(self, directory: Path, since: int) -> None:
+        """Remove the training states of step `since` and later; what is loaded stays."""
+        CheckpointStore(directory, keep=self.config.keep_checkpoints).remove_from(since)
+
     def _accumulate(self, loss: torch.Tensor) -> None:
         grads = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = [(total, grad) for total, grad in zip(self._grads, grads, strict=True) if grad is not None]

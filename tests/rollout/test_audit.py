@@ -61,7 +61,8 @@ def true_run(tmp_path_factory):
                 play(run, ledger, slot)
         for step in (1, 2, 3):
             uses = [
-                Use(slot_id=s.slot_id, weight=0.5, is_masked=step == 2 and s.member == 1) for s in slots_of(step - 1)
+                Use(slot_id=s.slot_id, weight=0.5, num_tokens=0 if step == 2 and s.member == 1 else 3)
+                for s in slots_of(step - 1)
             ]
             ledger.begin_step(step, uses)
             ledger.commit_step(step)
@@ -122,7 +123,7 @@ def test_it_is_clean_after_the_checkpoint_is_loaded_and_the_work_done_again(run)
     assert len(restored.abandoned) == 1
     assert audit(run).violations == []
     with MetricLogger(run, mode=WandbMode.disabled, resumed_from=2) as metrics:
-        ledger.begin_step(3, [Use(slot_id=s.slot_id, weight=1.0) for s in slots_of(2)])
+        ledger.begin_step(3, [Use(slot_id=s.slot_id, weight=1.0, num_tokens=3) for s in slots_of(2)])
         assert audit(run).violations == []  # also in the middle of a step
         ledger.commit_step(3)
         metrics.log({"train/loss": 0.1, "train/slots": 2}, step=3, policy_version=3)
@@ -140,10 +141,10 @@ LOOSE_USES = (
 PLANTED = {
     # what was planted: (statements, check, pattern of the sentence)
     "trained twice": (
-        (*LOOSE_USES, f"INSERT INTO uses VALUES ('{SLOT0}', '{ATTEMPT0}', 2, 'trained', 1.0)"),
+        (*LOOSE_USES, f"INSERT INTO uses VALUES ('{SLOT0}', '{ATTEMPT0}', 2, 'trained', 1.0, 3)"),
         "slots", "is trained, but stands in 2 committed optimizer steps"),
     "in two steps": (
-        (*LOOSE_USES, f"INSERT INTO uses VALUES ('{SLOT0}', '{ATTEMPT0}', 2, 'trained', 1.0)"),
+        (*LOOSE_USES, f"INSERT INTO uses VALUES ('{SLOT0}', '{ATTEMPT0}', 2, 'trained', 1.0, 3)"),
         "steps", "stands in 2 optimizer steps"),
     "trained but in no step": (
         (f"DELETE FROM uses WHERE slot_id = '{SLOT0}'",), "slots", "is trained, but stands in 0 committed"),

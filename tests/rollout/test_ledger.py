@@ -48,7 +48,7 @@ def make_ready(ledger: Ledger, *slots: Slot) -> list[str]:
 
 
 def uses(ids) -> list[Use]:
-    return [Use(slot_id=i, weight=0.5) for i in ids]
+    return [Use(slot_id=i, weight=0.5, num_tokens=3) for i in ids]
 
 
 def train(ledger: Ledger, step: int, ids) -> None:
@@ -142,7 +142,7 @@ def test_an_attempt_has_exactly_one_outcome(ledger):
         "INSERT INTO attempts (attempt_id, slot_id, number, opened_at) VALUES ('x', 'nobody', 0, 0)",
         "INSERT INTO attempts (attempt_id, slot_id, number, outcome, stop_reason, reward, opened_at, closed_at)"
         " SELECT 'x', slot_id, 9, 'infra_failed', 'cancelled', 0.0, 0, 0 FROM slots",
-        "INSERT INTO uses SELECT slot_id, attempt_id, 1, 'trained', 1.0 FROM slots",
+        "INSERT INTO uses SELECT slot_id, attempt_id, 1, 'trained', 1.0, 3 FROM slots",
         "INSERT INTO steps VALUES (2, 'open', 0, NULL), (3, 'open', 0, NULL)",
     ],
 )
@@ -188,7 +188,7 @@ def test_steps_come_one_after_another(ledger):
 
 def test_masked_slots_are_consumed_but_not_trained(ledger):
     ids = make_ready(ledger, slot(), slot(member=1))
-    ledger.begin_step(1, [Use(slot_id=ids[0], weight=1.0), Use(slot_id=ids[1], weight=0.0, is_masked=True)])
+    ledger.begin_step(1, [Use(slot_id=ids[0], weight=1.0, num_tokens=3), Use(slot_id=ids[1], weight=0.0, num_tokens=0)])
     ledger.commit_step(1)
     assert [ledger.disposition(i).value for i in ids] == ["trained", "masked"]
 

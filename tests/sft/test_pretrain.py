@@ -215,7 +215,6 @@ def test_text_is_trained_on(tmp_path, tiny_policy):
         (["batch.tokens_per_micro_batch=32"], "cannot hold a document of 56 tokens"),
         (["data.recall.min_words=30"], "expected 2 <= min_words <= max_words, got 30 and 24"),
         (["steps=0"], "steps must be >= 1, got 0"),
-        (["batch.num_ranks=2"], "batch.num_ranks=2, but 1 processes were started"),
     ],
 )
 def test_mistakes_exit_with_2_and_a_sentence(tmp_path, tiny_policy, more, sentence, capsys):

@@ -17,7 +17,7 @@ from burnish.policy.config import InitRun
 from burnish.policy.encoding.subvocabulary import tiny_tokenizer
 from burnish.policy.encoding.tokenizer import load_tokenizer
 from burnish.policy.inference.config import EngineConfig, ServeRun
-from burnish.policy.inference.server import create_app, open_backend, reserved_ids
+from burnish.policy.inference.server import create_app, open_backend
 from burnish.policy.initialize import main as initialize
 from burnish.policy.presets import preset
 from burnish.policy.released_config import to_released
@@ -100,8 +100,9 @@ def test_reserved_tokens_are_never_sampled(policy: Path, app: Any) -> None:
     tokenizer = load_tokenizer(policy)
     assert tokenizer.fingerprint == tiny_tokenizer().fingerprint
     special = tokenizer.special
-    forbidden = set(reserved_ids(tokenizer, ServeRun(policy=str(policy))))
-    assert forbidden == set(tokenizer.added_ids) - {special.eos, special.end_think, special.dsml}
+    forbidden = set(tokenizer.added_ids) - {special.eos, special.end_think, special.dsml}
+    assert tokenizer.never_written() == forbidden
+    assert EngineConfig(reserved_ids=[7, 9]).reserving([9, 8]).reserved_ids == [7, 8, 9]
     body = {"prompt": "a", "max_tokens": 60, "n": 6, "seed": 0, "return_token_ids": True, "temperature": 2}
     (reply,) = post(app, body, path="/v1/completions")
     sampled = {token_id for choice in reply["choices"] for token_id in choice["token_ids"]}
