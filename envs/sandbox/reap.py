@@ -24,6 +24,15 @@ IsDue = Callable[[Mapping[str, str]], bool]
 """Whether the sandbox with these labels is to go."""
 
 
+def rule_of(config: ReapRun, now: float) -> IsDue:
+    """What `burnish reap` removes at the time `now`, seconds since the epoch."""
+
+    def is_due(owner: Mapping[str, str]) -> bool:
+        return owner.get("burnish.run") == config.run if config.run else is_orphan(owner, now)
+
+    return is_due
+
+
 def reap_attempts(engine_url: str, driver: str, run: str, attempts: Collection[str]) -> int:
     """Removes the sandboxes of these attempts of one driver, whose process died; returns how many there were."""
 
@@ -115,11 +124,7 @@ def main(config: ReapRun) -> int:
     Raises:
         SandboxUnavailable: an engine was named, and it does not answer.
     """
-    now = time.time()
-
-    def is_due(owner: Mapping[str, str]) -> bool:
-        return owner.get("burnish.run") == config.run if config.run else is_orphan(owner, now)
-
+    is_due = rule_of(config, time.time())
     local = reap_local(is_due, is_nameless_due=not config.run)
     try:
         containers = reap_containers(config.engine_url, is_due)

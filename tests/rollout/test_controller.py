@@ -24,6 +24,7 @@ from burnish.rollout.blocks import read_block
 from burnish.rollout.config import Agent, AlgoConfig, ClusterConfig, EpisodeConfig, RlRun, SamplingConfig, Schedule
 from burnish.rollout.controller import Controller
 from burnish.rollout.generator import EngineLoop
+from burnish.rollout.guard import GuardTripped
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.settings import EpisodeSettings
 from burnish.rollout.types import Disposition, RolloutError
@@ -446,3 +447,14 @@ def test_steps_that_are_never_finite_end_the_run(tmp_path):
 def test_an_unknown_wandb_mode_is_found_before_anything_runs():
     with pytest.raises(ValueError, match="wandb must be one of auto"):
         settings(wandb="sometimes")
+
+
+def test_a_guard_rule_pauses_the_run_with_its_state_saved(tmp_path):
+    run = settings(max_steps=4, checkpoint_every=3, guard=["train/loss > -1 for 2: pause"])
+    controller, actors, ledger, _ = start(run, tmp_path, make_tasks(8))
+    with pytest.raises(GuardTripped, match="holds since policy version 1"):
+        asyncio.run(finish(controller, actors))
+    ledger.close()
+    assert controller.version == controller.saved_version == 2
+    report = audit(tmp_path)
+    assert report.is_clean, report.violations

@@ -285,7 +285,7 @@ def test_a_snapshot_is_whole_and_reads_in_a_read_only_folder(tmp_path, ledger):
 
 @pytest.mark.parametrize(
     ("version", "message"),
-    [(0, "is not a ledger"), (99, "has schema version 99, this version of burnish reads up to 1")],
+    [(0, "is not a ledger"), (99, "has schema version 99, this version of burnish reads up to 2")],
 )
 def test_other_schema_versions_are_refused(tmp_path, version, message):
     path = tmp_path / "ledger.sqlite"

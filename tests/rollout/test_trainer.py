@@ -232,6 +232,15 @@ def test_the_gate_compares_tokens_of_these_very_weights_only(run):
     assert "train/mismatch_kl_fresh" not in trainer.train("step 2", foreign).metrics
 
 
+def test_tokens_of_a_dead_drivers_later_versions_are_as_old_as_what_its_lineage_shares_with_ours(run):
+    folder, _, refs = run
+    # sampled by versions up to 1; of them, this lineage has version 0 only
+    for shared, oldest, is_trained in ((None, 1, True), (0, 0, True), (0, 1, False)):
+        item = TrainItem(blocks=refs[0], advantage=1.0, oldest_version=oldest, shared_version=shared)
+        step = lay_out([item], folder / "blocks", is_replayed=False)
+        assert bool(step.rollout_tokens.sum()) == bool(step.samples) == is_trained, (shared, oldest)
+
+
 def test_corrections_that_this_trainer_cannot_make_are_refused_before_a_rollout():
     for options, is_decoupled, says in (
         ({"tis_cap": 2.0}, False, "algo.decoupled=true"),

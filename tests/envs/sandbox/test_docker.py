@@ -209,6 +209,18 @@ def test_a_container_that_somebody_removed_is_an_infrastructure_failure(factory,
 
 
 @pytest.mark.docker
+def test_a_container_that_was_killed_through_the_engine_is_an_infrastructure_failure(factory, make_task):
+    made = factory.create(load_task(make_task()), role="agent", run_id=RUN, attempt_id="a1")
+    timer = threading.Timer(0.5, factory.client.kill, [made.id])
+    timer.start()
+    with pytest.raises(SandboxError, match="was killed through the engine") as caught:
+        made.run("sleep 60", 30)
+    timer.join()
+    assert not isinstance(caught.value, SandboxCrashed)
+    made.close()
+
+
+@pytest.mark.docker
 def test_volumes_of_the_image_go_with_the_container(factory, make_task):
     # C-18; also a Dockerfile that needs a build
     before = factory.client.volumes()["Volumes"] or []

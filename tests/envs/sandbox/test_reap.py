@@ -15,7 +15,16 @@ from burnish.envs.sandbox.base import open_sandboxes
 from burnish.envs.sandbox.lease import driver_identity, is_alive, is_orphan
 from burnish.envs.sandbox.local import base_directory, remove_tree
 from burnish.envs.sandbox.processes import processes_of
-from burnish.envs.sandbox.reap import NAMELESS_S, is_due, main, reap_containers, reap_local, sentence
+from burnish.envs.sandbox.reap import (
+    NAMELESS_S,
+    main,
+    reap_attempts,
+    reap_containers,
+    reap_driver,
+    reap_local,
+    rule_of,
+    sentence,
+)
 from burnish.envs.task import load_task
 
 DRIVER = """
@@ -66,7 +75,7 @@ def test_containers_of_a_killed_driver_go_and_all_others_stay(client, make_task)
     living = factory.create(load_task(task), role="agent", run_id="test-reap-living", attempt_id="a1")
     try:
         assert ids(client, "test-reap-dead") == {orphan}
-        counts = reap_containers(ReapRun())
+        counts = reap_containers("", rule_of(ReapRun(), time.time()))
         assert counts["removed"] >= 1
         assert counts["kept"] >= 1
         assert ids(client, "test-reap-dead") == set()
@@ -74,8 +83,8 @@ def test_containers_of_a_killed_driver_go_and_all_others_stay(client, make_task)
         assert living.run("echo alive", 10).output == "alive\n"
         assert client.inspect_container(foreign)["Id"] == foreign
         # again: nothing left to do, and a run that is named goes although its driver lives
-        assert reap_containers(ReapRun(run="test-reap-dead"))["removed"] == 0
-        assert reap_containers(ReapRun(run="test-reap-living"))["removed"] == 1
+        assert reap_containers("", rule_of(ReapRun(run="test-reap-dead"), time.time()))["removed"] == 0
+        assert reap_containers("", rule_of(ReapRun(run="test-reap-living"), time.time()))["removed"] == 1
         assert ids(client, "test-reap-living") == set()
     finally:
         living.close()
@@ -88,7 +97,7 @@ def test_a_lease_that_is_over_is_enough_and_stopped_containers_count(client, mak
     made = factory.create(load_task(make_task()), role="agent", run_id="test-reap-lease", attempt_id="a1")
     client.kill(made.id)
     time.sleep(1.1)
-    assert reap_containers(ReapRun())["removed"] >= 1
+    assert reap_containers("", rule_of(ReapRun(), time.time()))["removed"] >= 1
     assert ids(client, "test-reap-lease") == set()
     made.close()
 
@@ -98,11 +107,11 @@ def test_folders_and_processes_of_a_killed_driver_go_too(make_task):
     assert processes_of(sandbox_id)
     factory = open_sandboxes(SandboxConfig(), SandboxKind.local)
     living = factory.create(load_task(make_task()), role="agent", run_id="test-reap-local-living", attempt_id="a1")
-    assert reap_local(ReapRun())["removed"] >= 1
+    assert reap_local(rule_of(ReapRun(), time.time()), is_nameless_due=True)["removed"] >= 1
     assert not processes_of(sandbox_id)
     assert not (base_directory() / sandbox_id).exists()
     assert living.run("echo alive", 10).output == "alive\n"
-    assert reap_local(ReapRun(run="test-reap-local-living"))["removed"] == 1
+    assert reap_local(rule_of(ReapRun(run="test-reap-local-living"), time.time()))["removed"] == 1
     living.close()
 
 
@@ -138,8 +147,8 @@ def test_who_is_due():
     assert not is_orphan(living, now)
     assert is_orphan({**living, "burnish.lease": "999"}, now)
     assert not is_orphan({**living, "burnish.driver": "another/machine/x/1/1"}, now)
-    assert is_due(living, "r", now)
-    assert not is_due({**living, "burnish.lease": "999"}, "other", now)
+    assert rule_of(ReapRun(run="r"), now)(living)
+    assert not rule_of(ReapRun(run="other"), now)({**living, "burnish.lease": "999"})
     assert sentence({"removed": 1, "kept": 2, "failed": 0}, "container") == "1 container removed, 2 kept"  # pyright: ignore
 
 
@@ -150,10 +159,27 @@ def test_a_local_sandbox_that_a_kill_left_without_an_owner_goes_once_it_is_old()
     before = time.time() - NAMELESS_S - 60
     os.utime(old, (before, before))
     try:
-        reap_local(ReapRun(run="another"))
+        reap_local(rule_of(ReapRun(run="another"), time.time()))
         assert old.exists(), "a named run is all that was asked for"
-        reap_local(ReapRun())
+        reap_local(rule_of(ReapRun(), time.time()), is_nameless_due=True)
         assert (young.exists(), old.exists()) == (True, False)
     finally:
         for home in (young, old):
             remove_tree(home)
+
+
+@pytest.mark.docker
+def test_attempts_of_a_dead_worker_go_and_its_siblings_stay(make_task):
+    driver, task = driver_identity(), load_task(make_task())
+    for kind in (SandboxKind.docker, SandboxKind.local):
+        factory = open_sandboxes(SandboxConfig(driver=driver), kind)
+        made = {
+            name: factory.create(task, role="agent", run_id="test-reap-attempts", attempt_id=name)
+            for name in ("lost-0", "lost-1", "other")
+        }
+        assert reap_attempts("", driver, "another run", {"lost-0"}) == 0
+        assert reap_attempts("", "another/driver", "test-reap-attempts", {"lost-0"}) == 0
+        assert reap_attempts("", driver, "test-reap-attempts", {"lost-0", "lost-1"}) == 2
+        assert made["other"].run("echo alive", 10).output == "alive\n"
+        assert reap_driver("", driver) >= 1
+        factory.close()
