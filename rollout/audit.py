@@ -22,6 +22,7 @@ from burnish.rollout.ledger_schema import LedgerError
 from burnish.rollout.ledger_view import LedgerView
 from burnish.rollout.types import REWARDED, BlockRef, Disposition, Trajectory
 
+USABLE = frozenset(outcome.value for outcome in REWARDED)
 MAX_SHOWN = 200
 """Violations printed; the rest is counted."""
 
@@ -108,7 +109,7 @@ def check_slots(ledger: LedgerView, run: Path, report: AuditReport) -> Iterator[
     for use in ledger.rows("SELECT u.*, t.state FROM uses u LEFT JOIN steps t USING (step)"):
         uses.setdefault(use["slot_id"], []).append(use)
     attempts = {row["attempt_id"]: row for row in ledger.rows("SELECT * FROM attempts")}
-    rewarded = {row["slot_id"]: row["attempt_id"] for row in attempts.values() if row["reward"] is not None}
+    usable = {row["slot_id"]: row["attempt_id"] for row in attempts.values() if row["outcome"] in USABLE}
     for slot in ledger.rows("SELECT * FROM slots ORDER BY slot_id"):
         name, now = slot["slot_id"], slot["disposition"]
         mine = [use for use in uses.get(name, []) if use["state"] == "committed"]
@@ -127,12 +128,12 @@ def check_slots(ledger: LedgerView, run: Path, report: AuditReport) -> Iterator[
             yield f"slot {name} is {now}, but was in optimizer step {mine[0]['step']}"
         if (now == Disposition.dropped) != bool(slot["reason"]):
             yield f"slot {name} is {now} with reason {slot['reason']!r}"
-        if now == Disposition.pending and name in rewarded:
-            yield f"slot {name} is pending, but attempt {rewarded[name]} has a reward: it was lost"
+        if now == Disposition.pending and name in usable:
+            yield f"slot {name} is pending, but attempt {usable[name]} can be used: it was lost"
         if now in (Disposition.ready, Disposition.trained, Disposition.masked):
             attempt = attempts.get(slot["attempt_id"])
-            if attempt is None or attempt["slot_id"] != name or attempt["reward"] is None:
-                yield f"slot {name} is {now} on attempt {slot['attempt_id']}, which is not one of its own with a reward"
+            if attempt is None or attempt["slot_id"] != name or attempt["outcome"] not in USABLE:
+                yield f"slot {name} is {now} on attempt {slot['attempt_id']}, which is not one of its own that can be used"
 
 
 def check_groups(ledger: LedgerView, run: Path, report: AuditReport) -> Iterator[str]:
@@ -157,18 +158,18 @@ def check_groups(ledger: LedgerView, run: Path, report: AuditReport) -> Iterator
 
 def check_attempts(ledger: LedgerView, run: Path, report: AuditReport) -> Iterator[str]:
     """Exactly one outcome an attempt; only rewarded outcomes carry a reward; none in flight beside a decided slot."""
-    rewarded = {outcome.value for outcome in REWARDED}
     numbers: dict[str, list[int]] = {}
     sql = "SELECT a.*, s.disposition FROM attempts a LEFT JOIN slots s USING (slot_id) ORDER BY a.slot_id, a.number"
     for row in ledger.rows(sql):
         name, outcome = row["attempt_id"], row["outcome"]
         numbers.setdefault(row["slot_id"], []).append(row["number"])
-        if (row["reward"] is not None) != (outcome in rewarded):
-            yield f"attempt {name} ended as {outcome} with reward {row['reward']}"
+        if (row["reward"] is not None) != (outcome in USABLE and bool(row["is_graded"])):
+            graded = "" if row["is_graded"] else ", ungraded,"
+            yield f"attempt {name} ended as {outcome}{graded} with reward {row['reward']}"
         if outcome is None and row["disposition"] != Disposition.pending:
             yield f"attempt {name} is in flight, but its slot is {row['disposition']}"
         if row["trajectory"] is None:
-            if outcome in rewarded:
+            if outcome in USABLE:
                 yield f"attempt {name} ended as {outcome} without a trajectory"
             continue
         try:
@@ -177,7 +178,8 @@ def check_attempts(ledger: LedgerView, run: Path, report: AuditReport) -> Iterat
             yield f"attempt {name}: its trajectory cannot be read: {error}"
             continue
         reward = trajectory.reward if trajectory.has_reward else None
-        if (trajectory.attempt_id, trajectory.outcome, reward) != (name, outcome, row["reward"]):
+        said = (trajectory.attempt_id, trajectory.outcome, reward, trajectory.is_graded)
+        if said != (name, outcome, row["reward"], bool(row["is_graded"])):
             yield (
                 f"attempt {name} ended as {outcome} with reward {row['reward']}, "
                 f"its trajectory says {trajectory.attempt_id}, {trajectory.outcome}, {reward}"

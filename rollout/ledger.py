@@ -1,7 +1,7 @@
 """The sample ledger: slot -> attempts -> blocks -> outcome -> disposition, in SQLite, with one writer.
 
-Life of a slot: `add_slots` (pending) -> `open_attempt` -> `close_attempt` (ready when the outcome carries a reward, else
-pending again) -> `begin_step` / `commit_step` (trained or masked) or `drop` (dropped, with a reason).
+Life of a slot: `add_slots` (pending) -> `open_attempt` -> `close_attempt` (ready when the outcome is the policy's own, which
+carries a reward unless the run grades nothing; else pending again) -> `begin_step` / `commit_step` (trained or masked) or `drop` (dropped, with a reason).
 
 "Trained" means trained in the lineage of the checkpoint that is loaded. A step is committed when the optimizer has taken
 it; the weights are durable only with the next checkpoint. So on `load_checkpoint(k)` every decision of a step after k is
@@ -27,7 +27,7 @@ from typing import Any
 
 from burnish.rollout.ledger_schema import LedgerError, prepare
 from burnish.rollout.ledger_view import LedgerView, slot_of
-from burnish.rollout.types import REWARDED, Disposition, DropReason, Slot, StopReason, Trajectory
+from burnish.rollout.types import Disposition, DropReason, Slot, StopReason, Trajectory
 from burnish.verifiers.types import Outcome
 
 
@@ -151,7 +151,7 @@ class Ledger(LedgerView):
         The same trajectory again is a no-op, whatever became of the slot since.
 
         Returns:
-            The slot's disposition now: ready, or pending when the outcome carries no reward.
+            The slot's disposition now: ready, or pending when the attempt cannot be used.
 
         Raises:
             LedgerError: unknown attempt, or it already has another outcome.
@@ -169,13 +169,13 @@ class Ledger(LedgerView):
                     )
                 return self._disposition(slot_id)
             self._end_attempt(db, trajectory.outcome, trajectory.stop_reason, attempt_id, slot_id, text,
-                              trajectory.reward if trajectory.has_reward else None)  # fmt: skip
+                              trajectory.reward if trajectory.has_reward else None, trajectory.is_graded)  # fmt: skip
             db.executemany(
                 "INSERT INTO blocks VALUES (:attempt_id, :index, :context_id, :turn, :start, :num_tokens, :num_sampled,"
                 " :offset, :size, :digest)",
                 [vars(ref) for ref in trajectory.blocks],
             )
-            if trajectory.outcome in REWARDED:
+            if trajectory.is_usable:
                 db.execute(
                     "UPDATE slots SET disposition = 'ready', attempt_id = ? WHERE slot_id = ?", (attempt_id, slot_id)
                 )
@@ -367,10 +367,12 @@ class Ledger(LedgerView):
         slot_id: str,
         trajectory: str | None,
         reward: float | None,
+        is_graded: bool = True,
     ) -> None:
         db.execute(
-            "UPDATE attempts SET outcome = ?, stop_reason = ?, reward = ?, trajectory = ?, closed_at = ? WHERE attempt_id = ?",
-            (outcome.value, stop.value, reward, trajectory, time.time(), attempt_id),
+            "UPDATE attempts SET outcome = ?, stop_reason = ?, reward = ?, is_graded = ?, trajectory = ?, closed_at = ?"
+            " WHERE attempt_id = ?",
+            (outcome.value, stop.value, reward, is_graded, trajectory, time.time(), attempt_id),
         )
         self._event(
             db, "attempt_closed", slot_id=slot_id, attempt_id=attempt_id, detail=f"{outcome.value} {stop.value}"

@@ -2,9 +2,35 @@
 
 import sqlite3
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
-# an upgrade from version n to n + 1 is MIGRATIONS[n]; run in one transaction
+ATTEMPTS = """(
+  attempt_id TEXT PRIMARY KEY,
+  slot_id TEXT NOT NULL REFERENCES slots (slot_id),
+  number INTEGER NOT NULL CHECK (number >= 0),
+  outcome TEXT CHECK (outcome IN ('finished', 'budget_exhausted', 'agent_crashed_env', 'infra_failed',
+                                  'verifier_failed', 'cancelled')),
+  stop_reason TEXT,
+  reward REAL,
+  is_graded INTEGER NOT NULL DEFAULT 1 CHECK (is_graded IN (0, 1)),
+  trajectory TEXT,
+  opened_at REAL NOT NULL,
+  closed_at REAL,
+  UNIQUE (slot_id, number),
+  CHECK ((outcome IS NULL) = (closed_at IS NULL)),
+  CHECK ((outcome IS NULL) = (stop_reason IS NULL)),
+  CHECK ((reward IS NOT NULL) = (is_graded = 1 AND outcome IS NOT NULL
+                                 AND outcome IN ('finished', 'budget_exhausted', 'agent_crashed_env')))
+) STRICT"""
+ATTEMPTS_RULES = """CREATE UNIQUE INDEX one_open_attempt_per_slot ON attempts (slot_id) WHERE outcome IS NULL;
+CREATE TRIGGER outcome_is_final BEFORE UPDATE ON attempts
+  WHEN OLD.outcome IS NOT NULL
+  BEGIN SELECT RAISE(ABORT, 'an attempt has exactly one outcome'); END;
+CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts
+  BEGIN SELECT RAISE(ABORT, 'attempts are never deleted'); END;
+"""
+
+# an upgrade from version n to n + 1 is MIGRATIONS[n]; run in one transaction, without foreign keys
 MIGRATIONS: dict[int, str] = {
     # version 1 did not say how many tokens a use trained: the whole rollout's is the nearest that it knows
     1: """
@@ -12,9 +38,19 @@ ALTER TABLE uses ADD COLUMN num_tokens INTEGER NOT NULL DEFAULT 0 CHECK (num_tok
 UPDATE uses SET num_tokens = (SELECT coalesce(sum(num_sampled), 0) FROM blocks WHERE blocks.attempt_id = uses.attempt_id)
   WHERE disposition = 'trained';
 """,
+    # version 2 knew graded attempts only; a table's CHECK is changed by making the table again (a later change of
+    # ATTEMPTS must leave this one as it is)
+    2: f"""
+CREATE TABLE new_attempts {ATTEMPTS};
+INSERT INTO new_attempts (attempt_id, slot_id, number, outcome, stop_reason, reward, trajectory, opened_at, closed_at)
+  SELECT attempt_id, slot_id, number, outcome, stop_reason, reward, trajectory, opened_at, closed_at FROM attempts;
+DROP TABLE attempts;
+ALTER TABLE new_attempts RENAME TO attempts;
+{ATTEMPTS_RULES}
+""",
 }
 
-SCHEMA = """
+SCHEMA = f"""
 CREATE TABLE slots (
   slot_id TEXT PRIMARY KEY,
   task_id TEXT NOT NULL,
@@ -37,30 +73,8 @@ CREATE TABLE slots (
 CREATE INDEX slots_by_group ON slots (group_id);
 CREATE INDEX slots_by_disposition ON slots (disposition);
 
-CREATE TABLE attempts (
-  attempt_id TEXT PRIMARY KEY,
-  slot_id TEXT NOT NULL REFERENCES slots (slot_id),
-  number INTEGER NOT NULL CHECK (number >= 0),
-  outcome TEXT CHECK (outcome IN ('finished', 'budget_exhausted', 'agent_crashed_env', 'infra_failed',
-                                  'verifier_failed', 'cancelled')),
-  stop_reason TEXT,
-  reward REAL,
-  trajectory TEXT,
-  opened_at REAL NOT NULL,
-  closed_at REAL,
-  UNIQUE (slot_id, number),
-  CHECK ((outcome IS NULL) = (closed_at IS NULL)),
-  CHECK ((outcome IS NULL) = (stop_reason IS NULL)),
-  CHECK ((reward IS NOT NULL) = (outcome IS NOT NULL
-                                 AND outcome IN ('finished', 'budget_exhausted', 'agent_crashed_env')))
-) STRICT;
-CREATE UNIQUE INDEX one_open_attempt_per_slot ON attempts (slot_id) WHERE outcome IS NULL;
-CREATE TRIGGER outcome_is_final BEFORE UPDATE ON attempts
-  WHEN OLD.outcome IS NOT NULL
-  BEGIN SELECT RAISE(ABORT, 'an attempt has exactly one outcome'); END;
-CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts
-  BEGIN SELECT RAISE(ABORT, 'attempts are never deleted'); END;
-CREATE TRIGGER slots_stay BEFORE DELETE ON slots
+CREATE TABLE attempts {ATTEMPTS};
+{ATTEMPTS_RULES}CREATE TRIGGER slots_stay BEFORE DELETE ON slots
   BEGIN SELECT RAISE(ABORT, 'slots are never deleted'); END;
 
 CREATE TABLE blocks (
@@ -137,8 +151,12 @@ def prepare(db: sqlite3.Connection, name: str, *, create: bool) -> None:
         raise LedgerError(f"{name} is not a ledger (its user_version is 0)")
     if version > SCHEMA_VERSION:
         raise LedgerError(f"{name} has schema version {version}, this version of burnish reads up to {SCHEMA_VERSION}")
+    has_keys = db.execute("PRAGMA foreign_keys").fetchone()[0]
     while version < SCHEMA_VERSION:
         if version not in MIGRATIONS or not create:
             raise LedgerError(f"{name} has schema version {version}; open it once for writing to upgrade it")
+        # a table that others refer to is made again under its name
+        db.execute("PRAGMA foreign_keys = OFF")
         db.executescript(f"BEGIN IMMEDIATE;{MIGRATIONS[version]}PRAGMA user_version = {version + 1};COMMIT;")
         version += 1
+        db.execute(f"PRAGMA foreign_keys = {has_keys}")

@@ -237,6 +237,8 @@ class Trajectory:
     turns: tuple[Turn, ...] = ()
     blocks: tuple[BlockRef, ...] = ()
     verdict: Verdict | None = None
+    is_graded: bool = True
+    """False where the run grades nothing (distillation): then no outcome has a verdict."""
     error: str = ""
     """Class and message of what broke, for outcomes without reward."""
     version_start: int = -1
@@ -248,13 +250,20 @@ class Trajectory:
     """Further numbers of the episode, for metrics only."""
 
     def __post_init__(self) -> None:
-        if self.outcome in REWARDED and self.verdict is None:
+        is_due = self.outcome in REWARDED and self.is_graded
+        if is_due and self.verdict is None:
             raise ValueError(f"attempt {self.attempt_id}: outcome {self.outcome} carries a reward, got no verdict")
-        if self.outcome not in REWARDED and self.verdict is not None:
-            raise ValueError(f"attempt {self.attempt_id}: outcome {self.outcome} may not carry a verdict")
+        if not is_due and self.verdict is not None:
+            what = f"outcome {self.outcome}" if self.is_graded else "an ungraded attempt"
+            raise ValueError(f"attempt {self.attempt_id}: {what} may not carry a verdict")
         strangers = [ref.index for ref in self.blocks if ref.attempt_id != self.attempt_id]
         if strangers:
             raise ValueError(f"attempt {self.attempt_id}: blocks {strangers} belong to another attempt")
+
+    @property
+    def is_usable(self) -> bool:
+        """It ended by the policy's own doing: its tokens may be trained on."""
+        return self.outcome in REWARDED
 
     @property
     def has_reward(self) -> bool:

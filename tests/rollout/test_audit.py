@@ -166,10 +166,10 @@ PLANTED = {
         (f"UPDATE slots SET disposition = 'lost' WHERE slot_id = '{SLOT0}'",), "slots", "no disposition that exists"),
     "a rewarded attempt forgotten": (
         ("UPDATE slots SET disposition = 'pending', attempt_id = NULL WHERE disposition = 'ready'",),
-        "slots", "is pending, but attempt .* has a reward: it was lost"),
+        "slots", "is pending, but attempt .* can be used: it was lost"),
     "ready on a failed attempt": (
         ("UPDATE slots SET disposition = 'ready', attempt_id = '000-000005-000-00' WHERE slot_id = '000-000005-000'",),
-        "slots", "not one of its own with a reward"),
+        "slots", "not one of its own that can be used"),
     "ready on a stranger's attempt": (
         ("UPDATE slots SET attempt_id = '000-000000-000-00' WHERE disposition = 'ready'",), "slots", "not one of its own"),
     "a slot deleted": (
@@ -183,6 +183,9 @@ PLANTED = {
     "a reward for a failure": (
         ("UPDATE attempts SET reward = 0.0 WHERE outcome = 'infra_failed'",),
         "attempts", "ended as infra_failed with reward 0.0"),
+    "ungraded with a reward": (
+        (f"UPDATE attempts SET is_graded = 0 WHERE attempt_id = '{ATTEMPT0}'",),
+        "attempts", "ended as finished, ungraded, with reward 0.5"),
     "a finish without reward": (
         (f"UPDATE attempts SET reward = NULL WHERE attempt_id = '{ATTEMPT0}'",),
         "attempts", "ended as finished with reward None"),

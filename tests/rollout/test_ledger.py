@@ -7,12 +7,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from burnish.rollout.ledger import Ledger, Use
-from burnish.rollout.ledger_schema import LedgerError
+from burnish.rollout.ledger_schema import SCHEMA, LedgerError
 from burnish.rollout.ledger_view import LedgerView
 from burnish.rollout.types import BlockRef, Disposition, DropReason, Slot, StopReason, Trajectory
 from burnish.verifiers.types import Outcome, Verdict
@@ -285,7 +286,7 @@ def test_a_snapshot_is_whole_and_reads_in_a_read_only_folder(tmp_path, ledger):
 
 @pytest.mark.parametrize(
     ("version", "message"),
-    [(0, "is not a ledger"), (99, "has schema version 99, this version of burnish reads up to 2")],
+    [(0, "is not a ledger"), (99, "has schema version 99, this version of burnish reads up to 3")],
 )
 def test_other_schema_versions_are_refused(tmp_path, version, message):
     path = tmp_path / "ledger.sqlite"
@@ -358,3 +359,56 @@ def test_kill_9_anywhere_trains_every_slot_exactly_once(tmp_path):
     assert view.rows("PRAGMA integrity_check")[0][0] == "ok"
     assert not view.rows("PRAGMA foreign_key_check")
     view.close()
+
+
+def test_an_ungraded_attempt_can_be_used_and_has_no_reward(ledger):
+    one, other = slot(0), slot(1)
+    ledger.add_slots([one, other])
+    attempts = [ledger.open_attempt(s.slot_id) for s in (one, other)]
+    ungraded = replace(trajectory(one, attempts[0], reward=None, outcome=Outcome.cancelled), is_graded=False)
+    ungraded = replace(ungraded, outcome=Outcome.finished)
+    assert ledger.close_attempt(ungraded) is Disposition.ready
+    assert ledger.close_attempt(ungraded) is Disposition.ready, "again: nothing happens"
+    assert ledger.rows("SELECT reward, is_graded FROM attempts WHERE attempt_id = ?", attempts[0])[0][:] == (None, 0)
+    with pytest.raises(ValueError, match="carries no reward"):
+        _ = ledger.trajectory(attempts[0]).reward
+    failed = replace(trajectory(other, attempts[1], None, Outcome.infra_failed), is_graded=False)
+    assert ledger.close_attempt(failed) is Disposition.pending
+    train(ledger, 1, [one.slot_id])
+    # a graded attempt without its reward, and an ungraded one with a reward, are refused by the database itself
+    for reward, is_graded in (("NULL", 1), ("0.0", 0)):
+        with pytest.raises(sqlite3.IntegrityError):
+            ledger._db.execute(
+                "INSERT INTO attempts (attempt_id, slot_id, number, outcome, stop_reason, reward, is_graded, opened_at, "
+                f"closed_at) SELECT 'x', slot_id, 9, 'finished', 'exit', {reward}, {is_graded}, 0, 0 FROM slots LIMIT 1"
+            )
+
+
+def test_a_ledger_of_version_2_is_upgraded_with_everything_in_it(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    old = SCHEMA.replace("  is_graded INTEGER NOT NULL DEFAULT 1 CHECK (is_graded IN (0, 1)),\n", "")
+    old = old.replace("is_graded = 1 AND ", "")
+    assert "is_graded" not in old
+    db = sqlite3.connect(path)
+    db.executescript(old)
+    db.executescript("""PRAGMA user_version = 2;
+        INSERT INTO slots (slot_id, task_id, effort, group_id, group_index, member, pass_index)
+          VALUES ('000-000000-000', 'task-0', 'none', '000-000000', 0, 0, 0);
+        INSERT INTO attempts VALUES ('000-000000-000-00', '000-000000-000', 0, 'finished', 'exit', 1.0, NULL, 1, 2);
+        UPDATE slots SET disposition = 'ready', attempt_id = '000-000000-000-00';""")
+    db.close()
+    with pytest.raises(LedgerError, match="open it once for writing"):
+        LedgerView.open(path)
+    ledger = Ledger(path)
+    try:
+        assert ledger.rows("PRAGMA user_version")[0][0] == 3
+        assert ledger.rows("PRAGMA foreign_keys")[0][0] == 1
+        assert ledger.rows("PRAGMA foreign_key_check") == []
+        assert ledger.rows("SELECT reward, is_graded FROM attempts")[0][:] == (1.0, 1)
+        train(ledger, 1, ["000-000000-000"])
+        with pytest.raises(sqlite3.IntegrityError, match="exactly one outcome"):
+            ledger._db.execute("UPDATE attempts SET outcome = 'cancelled'")
+        with pytest.raises(sqlite3.IntegrityError, match="never deleted"):
+            ledger._db.execute("DELETE FROM attempts")
+    finally:
+        ledger.close()

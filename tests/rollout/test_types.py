@@ -4,7 +4,7 @@ import pytest
 
 from burnish.rollout.token_log import TokenLog
 from burnish.rollout.types import Context, Group, Slot, StopReason, Trajectory
-from burnish.verifiers.types import Outcome
+from burnish.verifiers.types import Outcome, Verdict
 
 
 def slot(**changes) -> Slot:
@@ -60,3 +60,21 @@ def test_blocks_of_another_attempt_are_refused(tmp_path):
         ref = log.seal_turn()
     with pytest.raises(ValueError, match=r"blocks \[0\] belong to another attempt"):
         cancelled(slot(), blocks=(ref,))
+
+
+def test_a_verdict_stands_where_one_is_due_and_nowhere_else():
+    verdict = Verdict(reward=0.0, rewards={}, tests_run=1, tests_passed=0, log="", duration_s=0.0, artifacts_hash="")
+
+    def made(outcome, **more) -> Trajectory:
+        return Trajectory(
+            slot=slot(), attempt_id=slot().attempt_id(0), outcome=outcome, stop_reason=StopReason.exit, **more
+        )
+
+    assert made(Outcome.finished, is_graded=False).is_usable
+    assert not made(Outcome.infra_failed, is_graded=False).is_usable
+    with pytest.raises(ValueError, match="outcome finished carries a reward, got no verdict"):
+        made(Outcome.finished)
+    with pytest.raises(ValueError, match="an ungraded attempt may not carry a verdict"):
+        made(Outcome.finished, is_graded=False, verdict=verdict)
+    with pytest.raises(ValueError, match="outcome infra_failed may not carry a verdict"):
+        made(Outcome.infra_failed, verdict=verdict)
