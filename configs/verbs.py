@@ -57,6 +57,12 @@ VERBS: dict[str, Verb] = {
             config="burnish.envs.config:SynthRun",
         ),
         Verb(
+            name="prompts",
+            summary="write problems of procedural families (reasoning-gym) as a prompt file with its own scorer",
+            entry="burnish.envs.prompts.generate:main",
+            config="burnish.envs.prompts.config:PromptsRun",
+        ),
+        Verb(
             name="init",
             summary="write a policy folder with fresh weights from a preset",
             entry="burnish.policy.initialize:main",

@@ -81,6 +81,11 @@ class Task:
     """sha256 over sorted (relative path, bytes) of every file in the folder."""
 
     @property
+    def where(self) -> str:
+        """Where it can be looked up, for messages."""
+        return str(self.path)
+
+    @property
     def environment_dir(self) -> Path:
         return self.path / "environment"
 

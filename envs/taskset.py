@@ -1,7 +1,7 @@
 """A task set: a directory with one folder a task, and `taskset.json` with splits and the datasheet when synthesis made it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -62,11 +62,15 @@ def load_taskset(directory: Path) -> TaskSet:
             raise TaskError(f"{directory}: {other} and {task.id} differ in case only")
     index = read_index(directory / INDEX)
     splits = read_splits(directory / INDEX, index, tasks)
-    listing = [[task.id, task.content_hash] for task in tasks]
-    content = json.dumps([listing, sorted(splits.items())])
     return TaskSet(
-        path=directory, tasks=tasks, splits=splits, content_hash=sha256(content.encode()).hexdigest(), index=index
+        path=directory, tasks=tasks, splits=splits, content_hash=content_hash_of(tasks, splits), index=index
     )
+
+
+def content_hash_of(tasks: Sequence[Task], splits: Mapping[str, tuple[str, ...]]) -> str:
+    """sha256 (hex) that names a task set in manifests."""
+    listing = [[task.id, task.content_hash] for task in tasks]
+    return sha256(json.dumps([listing, sorted(splits.items())]).encode()).hexdigest()
 
 
 def read_index(path: Path) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from burnish.envs.sandbox.base import open_sandboxes
-from burnish.envs.taskset import load_taskset
 from burnish.rollout.batch import StepResult, TrainItem
 from burnish.rollout.generator import GenerateRequest, open_engine
 from burnish.rollout.settings import EpisodeSettings, TrainerSettings
+from burnish.rollout.sources import NO_SANDBOX, load_tasks, open_machines
 from burnish.rollout.types import ActorGone, ActorLost, GenerationError, RolloutError, Slot, Trajectory
 from burnish.rollout.weight_sync import Receipt, WeightManifest
 from burnish.rollout.worker import EpisodeRunner
@@ -127,10 +126,10 @@ class WorkerActor:
     async def open(self) -> str:
         """Loads the tasks and reaches the sandboxes; returns their kind."""
         name_process(self.name)
-        tasks = {task.id: task for task in load_taskset(Path(self._settings.tasks)).tasks}
-        sandboxes = open_sandboxes(self._settings.limits, self._settings.sandbox)
+        tasks = {task.id: task for task in load_tasks(self._settings).tasks}
+        sandboxes = open_machines(self._settings)
         self._runner = EpisodeRunner(self._settings, tasks, sandboxes, self._engines)
-        return str(sandboxes.kind)
+        return NO_SANDBOX if sandboxes is None else str(sandboxes.kind)
 
     async def replace_generator(self, name: str, generator: Any) -> None:
         """From now on `name` is another process; requests that the old one owes are asked again of it."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from burnish.envs.prompts.promptset import Prompt
 from burnish.envs.task import Task
 from burnish.policy.encoding.conversation import Conversation
 from burnish.policy.encoding.messages import Message
@@ -49,8 +50,10 @@ class ScriptedAgent:
 
 
 def solution_commands(task: Task) -> list[str]:
-    """The oracle's turns: one command a line, or all lines as one turn where a construct spans lines."""
+    """The oracle's turns: one command a line, or all lines as one turn where a construct spans lines; a prompt's answer."""
     lines = task.solution_lines()
+    if isinstance(task, Prompt):
+        return lines
     if any(line.startswith(SPANS_LINES) or "<<" in line or line.endswith("\\") for line in lines):
         return ["\n".join((task.solution_dir / "solve.sh").read_text("utf-8").splitlines())]
     return lines

@@ -10,10 +10,13 @@ from typing import Any
 from omegaconf import MISSING
 
 from burnish.envs.config import SandboxConfig, SandboxKind, require
+from burnish.envs.errors import UserError
+from burnish.envs.prompts.config import PromptData
 from burnish.policy.encoding.config import EncodingConfig
 from burnish.policy.inference.config import EngineConfig
 from burnish.policy.training.config import TrainConfig
 from burnish.rollout.guard import Rule
+from burnish.verifiers.config import GradingConfig
 
 # `async` is a keyword, so the members cannot be written as a class body; YAML spells the member name
 Schedule = StrEnum("Schedule", {"async": "async", "lockstep": "lockstep"})
@@ -154,6 +157,7 @@ class RlRun:
 
     tasks: str = ""
     """Task set folder."""
+    data: PromptData = field(default_factory=PromptData)
     policy: str = ""
     """Policy folder to start from."""
     resume: str = ""
@@ -173,10 +177,11 @@ class RlRun:
     sandbox: SandboxKind = SandboxKind.auto
     """auto | docker | local; auto takes local with a warning when no Docker engine answers."""
     limits: SandboxConfig = field(default_factory=SandboxConfig)
-    harness: str = "bash"
-    """Built-in name or import path `package.module:Class`."""
-    verifier: str = "hidden_tests"
-    """Built-in name or import path `package.module:Class`."""
+    harness: str = ""
+    """Built-in name or import path `package.module:Class`; empty is bash, and answer for prompts."""
+    verifier: str = ""
+    """Built-in name or import path: of a class for task folders (empty is hidden_tests), of a function for prompts."""
+    grading: GradingConfig = field(default_factory=GradingConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     encoding: EncodingConfig = field(default_factory=EncodingConfig)
@@ -205,6 +210,7 @@ class RlRun:
     """auto | online | offline | disabled; auto is online with a key, else offline."""
 
     def __post_init__(self) -> None:
+        fill_in(self)
         for name in ("max_steps", "passes", "checkpoint_every", "tokens_per_micro_batch"):
             require(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         require("gate_max_kl", self.gate_max_kl, self.gate_max_kl > 0, "> 0")
@@ -244,10 +250,11 @@ class RlRun:
 class EvalRun:
     """burnish eval: every task of a split, graded; a summary with its interval."""
 
-    tasks: str = MISSING
+    tasks: str = ""
     """Task set folder."""
+    data: PromptData = field(default_factory=PromptData)
     agent: Agent = Agent.policy
-    """policy | oracle (plays solution/solve.sh) | nop (leaves at once)."""
+    """policy | oracle (plays solution/solve.sh, or says a prompt's answer) | nop (leaves at once, or says nothing)."""
     policy: str = ""
     """Policy folder; only with agent=policy."""
     split: str = ""
@@ -263,10 +270,11 @@ class EvalRun:
     sandbox: SandboxKind = SandboxKind.auto
     """auto | docker | local; auto takes local with a warning when no Docker engine answers."""
     limits: SandboxConfig = field(default_factory=SandboxConfig)
-    harness: str = "bash"
-    """Built-in name or import path `package.module:Class`."""
-    verifier: str = "hidden_tests"
-    """Built-in name or import path `package.module:Class`."""
+    harness: str = ""
+    """Built-in name or import path `package.module:Class`; empty is bash, and answer for prompts."""
+    verifier: str = ""
+    """Built-in name or import path: of a class for task folders (empty is hidden_tests), of a function for prompts."""
+    grading: GradingConfig = field(default_factory=GradingConfig)
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     encoding: EncodingConfig = field(default_factory=EncodingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -281,6 +289,7 @@ class EvalRun:
     """Every sampled token."""
 
     def __post_init__(self) -> None:
+        fill_in(self)
         for name in ("samples", "concurrency", "max_attempts"):
             require(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         for name in ("limit", "seed"):
@@ -292,6 +301,22 @@ class EvalRun:
             raise ValueError("agent=policy needs policy=DIR (a policy folder); agent=oracle and agent=nop need none")
         if self.agent is not Agent.policy and self.policy:
             raise ValueError(f"agent={self.agent} plays no policy: leave policy out, or set agent=policy")
+
+
+def fill_in(run: RlRun | EvalRun) -> None:
+    """The harness and the verifier that were left empty.
+
+    Raises:
+        UserError: task folders and prompts at once, or prompts without a verifier.
+    """
+    if run.tasks and run.data.path:
+        raise UserError(f"tasks={run.tasks} and data.path={run.data.path}: give task folders or prompts, not both")
+    if run.data.path and not run.verifier:
+        raise UserError(
+            "data.path needs verifier=NAME (exact, number, math, reasoning_gym) or verifier=package.module:function"
+        )
+    run.harness = run.harness or ("answer" if run.data.path else "bash")
+    run.verifier = run.verifier or "hidden_tests"
 
 
 @dataclass(kw_only=True)

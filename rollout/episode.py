@@ -16,7 +16,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from burnish.envs.sandbox.base import ExecResult, Sandbox, SandboxCrashed, SandboxError, SandboxFactory
+from burnish.envs.prompts.promptset import completion_artifacts
+from burnish.envs.sandbox.base import (
+    Artifacts,
+    ExecResult,
+    Sandbox,
+    SandboxCrashed,
+    SandboxError,
+    SandboxFactory,
+)
 from burnish.envs.task import Task
 from burnish.policy.encoding.messages import Message
 from burnish.rollout.config import EpisodeConfig
@@ -89,7 +97,8 @@ class Services:
 
     run_id: str
     harness: Harness
-    sandboxes: SandboxFactory
+    sandboxes: SandboxFactory | None
+    """None where the harness needs no machine: the last thing that the agent said is then all there is to grade."""
     verifier: Verifier
     threads: Executor
     """One thread an episode at least: sandbox and verifier calls block."""
@@ -187,8 +196,9 @@ class _Episode:
 
     async def act(self, deadline: float) -> StopReason:
         """Turns until the agent finishes or a budget runs out."""
-        # the container starts while the first turn is generated
-        self.sandbox_waiting = asyncio.create_task(self.open_sandbox())
+        if self.services.sandboxes is not None:
+            # the container starts while the first turn is generated
+            self.sandbox_waiting = asyncio.create_task(self.open_sandbox(self.services.sandboxes))
         for message in self.services.harness.opening(self.task):
             self.agent.hear(message)
         for index in range(self.budget.max_turns):
@@ -239,7 +249,7 @@ class _Episode:
         Raises:
             EnvCrashError: the sandbox died under the command.
         """
-        self.boundary = "sandbox"
+        self.boundary = "harness" if self.sandbox_waiting is None else "sandbox"
         sandbox = await self.sandbox()
         limit = min(self.budget.command_timeout_s, deadline - time.monotonic())
         if limit <= 0:
@@ -257,22 +267,15 @@ class _Episode:
     async def grade(self) -> Verdict:
         """The verifier's word on the declared artifacts; the agent's sandbox is given up first."""
         self.boundary = "sandbox"
-        sandbox = await self.sandbox()
+        sandbox = None if self.sandbox_waiting is None else await self.sandbox()
         asked = time.monotonic()
         self.boundary = "verifier"
         try:
-            try:
-                artifacts = await self.services.in_thread(
-                    f"artifacts of sandbox {sandbox.id}",
-                    SANDBOX_DEADLINE_S,
-                    sandbox.get_artifacts,
-                    self.task.config.artifacts,
-                )
-            except SandboxCrashed as failure:
-                if not self.times.get("execute_s"):
-                    raise
-                raise EnvCrashError(f"the sandbox died after the last command ({failure})") from failure
-            self.close_sandbox(sandbox)
+            if sandbox is None:
+                artifacts = completion_artifacts(self.turns[-1].action if self.turns else "")
+            else:
+                artifacts = await self.artifacts_of(sandbox)
+                self.close_sandbox(sandbox)
             return await self.services.in_thread(
                 f"verifier of task {self.task.id}",
                 GRADE_DEADLINE_S,
@@ -285,12 +288,28 @@ class _Episode:
         finally:
             self.add_time("grade_s", time.monotonic() - asked)
 
-    async def open_sandbox(self) -> Sandbox:
+    async def artifacts_of(self, sandbox: Sandbox) -> Artifacts:
+        """Raises:
+        EnvCrashError: the sandbox died after a command of the agent.
+        """
+        try:
+            return await self.services.in_thread(
+                f"artifacts of sandbox {sandbox.id}",
+                SANDBOX_DEADLINE_S,
+                sandbox.get_artifacts,
+                self.task.config.artifacts,
+            )
+        except SandboxCrashed as failure:
+            if not self.times.get("execute_s"):
+                raise
+            raise EnvCrashError(f"the sandbox died after the last command ({failure})") from failure
+
+    async def open_sandbox(self, sandboxes: SandboxFactory) -> Sandbox:
         asked = time.monotonic()
         sandbox = await self.services.in_thread(
             f"start of the sandbox of {self.attempt_id}",
             SANDBOX_DEADLINE_S,
-            self.services.sandboxes.create,
+            sandboxes.create,
             self.task,
             role="agent",
             run_id=self.services.run_id,
@@ -300,7 +319,8 @@ class _Episode:
         return sandbox
 
     async def sandbox(self) -> Sandbox:
-        assert self.sandbox_waiting is not None
+        if self.sandbox_waiting is None:
+            raise HarnessError("the harness asks for a command, but says needs_sandbox = False")
         # shielded: a cancelled episode still has to close the container that is being made
         return await asyncio.shield(self.sandbox_waiting)
 

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from burnish.envs.errors import UserError
-from burnish.envs.sandbox.base import open_sandboxes
 from burnish.envs.task import Task
-from burnish.envs.taskset import TaskSet, load_taskset
+from burnish.envs.taskset import TaskSet
 from burnish.policy.checkpoint.folder_lock import held
 from burnish.policy.checkpoint.json_file import read_object
 from burnish.policy.checkpoint.lineage import policy_hash
@@ -31,8 +30,17 @@ from burnish.policy.encoding.tokenizer import check_fits
 from burnish.policy.training.progress import Progress
 from burnish.rollout.agents import solution_commands
 from burnish.rollout.config import Agent, EvalRun
-from burnish.rollout.harness.base import load_harness
 from burnish.rollout.settings import EpisodeSettings
+from burnish.rollout.sources import (
+    NO_SANDBOX,
+    acts_on_prompts,
+    check_verifier,
+    load_tasks,
+    name_of,
+    open_harness,
+    open_machines,
+    path_of,
+)
 from burnish.rollout.stats import Interval, bootstrap_mean, pass_rates, read_results, wilson
 from burnish.rollout.types import Slot, Trajectory
 from burnish.rollout.worker import EpisodeRunner
@@ -45,11 +53,11 @@ TRAJECTORIES = "trajectories.jsonl"
 
 def main(run: EvalRun) -> int:
     """Plays what is not played yet, then writes the summary; 1 when nothing could be graded."""
-    taskset = load_taskset(Path(run.tasks))
+    taskset = load_tasks(run)
     split = run.split or ("heldout" if "heldout" in taskset.splits else next(iter(sorted(taskset.splits))))
     tasks = taskset.split(split)[: run.limit or None]
     check(run, tasks, split)
-    out = Path(run.out or Path("runs") / "eval" / f"{run.agent}-{Path(run.tasks).resolve().name}")
+    out = Path(run.out or Path("runs") / "eval" / f"{run.agent}-{name_of(run)}")
     conditions = conditions_of(run, taskset, split)
     with held(out):
         claim(out, conditions)
@@ -80,7 +88,7 @@ def evaluate(run: EvalRun, tasks: Sequence[Task], split: str, out: Path, conditi
     logger.info(
         "%s on %s (%s, %d tasks): pass %.3f [%.3f, %.3f], %d ungraded; results in %s",
         run.stage or run.agent,
-        run.tasks,
+        path_of(run),
         split,
         len(tasks),
         total["pass"],
@@ -102,8 +110,10 @@ def check(run: EvalRun, tasks: Sequence[Task], split: str) -> None:
         UserError, ValueError: what is wrong, and where.
     """
     if not tasks:
-        raise UserError(f"{run.tasks}: split {split} holds no task")
-    load_harness(run.harness)
+        raise UserError(f"{path_of(run)}: split {split} holds no task")
+    open_harness(run)
+    if acts_on_prompts(run):
+        check_verifier(run, tasks, None)
     if run.agent is Agent.oracle:
         for task in tasks:
             solution_commands(task)
@@ -135,7 +145,8 @@ def conditions_of(run: EvalRun, taskset: TaskSet, split: str) -> dict[str, Any]:
         "samples": run.samples,
         "harness": run.harness,
         "verifier": run.verifier,
-        "sandbox": str(run.sandbox),
+        "sandbox": NO_SANDBOX if acts_on_prompts(run) else str(run.sandbox),
+        "grading": {"style": str(run.grading.style), "options": run.grading.options} if acts_on_prompts(run) else None,
         "sampling": asdict(run.sampling) if is_policy else None,
         "thinking": run.encoding.thinking,
         "effort": run.encoding.effort if run.encoding.thinking else None,
@@ -174,7 +185,7 @@ async def play_all(run: EvalRun, out: Path, episodes: Sequence[Episode], done: i
         blocks=str(out / "blocks"),
         concurrency=run.concurrency,
     )
-    sandboxes = open_sandboxes(run.limits, run.sandbox)
+    sandboxes = open_machines(run)
     engine = None
     if run.agent is Agent.policy:
         from burnish.rollout.generator import open_engine
@@ -256,7 +267,7 @@ def summarise(rows: Sequence[dict[str, Any]], run: EvalRun) -> dict[str, Any]:
         "stage": run.stage or str(run.agent),
         "agent": str(run.agent),
         "harness": run.harness,
-        "tasks": run.tasks,
+        "tasks": path_of(run),
         "policy": run.policy or None,
         "samples": run.samples,
         "confidence": run.confidence,

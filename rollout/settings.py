@@ -1,11 +1,13 @@
 """What a run's processes are told once, at their start. Plain values: they cross process borders."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from burnish.envs.config import SandboxConfig, SandboxKind
+from burnish.envs.prompts.config import PromptData
 from burnish.policy.encoding.config import EncodingConfig
 from burnish.policy.training.config import TrainConfig
 from burnish.rollout.config import Agent, AlgoConfig, EpisodeConfig, EvalRun, RlRun, SamplingConfig
+from burnish.verifiers.config import GradingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class EpisodeSettings:
     run_id: str
     agent: Agent
     tasks: str
-    """Task set folder."""
+    """Task set folder; empty where `data` names prompts."""
     policy: str
     """Policy folder whose tokenizer encodes; empty for scripted agents."""
     blocks: str
@@ -52,6 +54,8 @@ class EpisodeSettings:
     seed: int
     concurrency: int
     """Episodes at a time in one process."""
+    data: PromptData = field(default_factory=PromptData)
+    grading: GradingConfig = field(default_factory=GradingConfig)
 
     @classmethod
     def of(cls, run: RlRun | EvalRun, *, run_id: str, agent: Agent, blocks: str, concurrency: int) -> "EpisodeSettings":
@@ -71,4 +75,6 @@ class EpisodeSettings:
             sampling=run.sampling,
             seed=run.seed,
             concurrency=concurrency,
+            data=run.data,
+            grading=run.grading,
         )

@@ -19,10 +19,8 @@ from burnish.configs.schema import to_yaml
 from burnish.envs.config import ReapRun, SandboxKind
 from burnish.envs.errors import UserError
 from burnish.envs.sandbox import reap
-from burnish.envs.sandbox.base import open_sandboxes
 from burnish.envs.sandbox.lease import driver_identity
 from burnish.envs.task import Task
-from burnish.envs.taskset import load_taskset
 from burnish.policy.checkpoint.json_file import read_object
 from burnish.policy.checkpoint.lineage import code_version, policy_hash
 from burnish.policy.checkpoint.whole_files import write_json, write_text
@@ -36,14 +34,13 @@ from burnish.rollout.advantage import load_advantage
 from burnish.rollout.config import Agent, RlRun
 from burnish.rollout.controller import Controller
 from burnish.rollout.guard import Action, GuardTripped
-from burnish.rollout.harness.base import load_harness
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.ledger_schema import LedgerError
 from burnish.rollout.losses import check_corrections, load_loss
 from burnish.rollout.ray_actors import RayActors
 from burnish.rollout.settings import EpisodeSettings, TrainerSettings
+from burnish.rollout.sources import check_verifier, load_tasks, open_harness, open_machines, path_of
 from burnish.rollout.types import ActorGone, DropReason
-from burnish.verifiers.verifier import load_verifier
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +55,7 @@ def main(run: RlRun) -> int:
     run_dir = Path(run.runs) / run.name
     tasks, task_set = check(run)
     # before the folder is taken: what is mended there and then needs no other folder
-    kind = None if is_resumed else sandbox_kind(run)
+    kind = None if is_resumed else sandbox_kind(run, tasks)
     manifest = claim(run_dir, run, task_set, is_resumed)
     # a policy that somebody took away is written again, from the last training state
     if manifest["finished"] and (run_dir / "policy").is_dir():
@@ -69,7 +66,7 @@ def main(run: RlRun) -> int:
     except LedgerError as error:
         raise UserError(str(error)) from error
     try:
-        run.sandbox = kind or sandbox_kind(run)
+        run.sandbox = kind or sandbox_kind(run, tasks)
         run.limits = replace(run.limits, driver=driver_identity())
         # engine and trainer alike: a token that cannot be sampled has no share in the probabilities
         tokenizer = check_fits(Path(run.policy), run.encoding.system_token_id)
@@ -175,10 +172,12 @@ def check(run: RlRun) -> tuple[Sequence[Task], str]:
     Raises:
         UserError, ValueError: what is wrong, and where.
     """
-    for key in ("tasks", "policy"):
-        if not getattr(run, key):
-            raise UserError(f"{key} is not set: burnish rl needs tasks=DIR and policy=DIR, or resume=RUN")
-    task_set = load_taskset(Path(run.tasks))
+    for key, value in (("tasks", path_of(run)), ("policy", run.policy)):
+        if not value:
+            raise UserError(
+                f"{key} is not set: burnish rl needs tasks=DIR or data.path=FILE, and policy=DIR; or resume=RUN"
+            )
+    task_set = load_tasks(run)
     tasks = task_set.split(run.split)
     model = load_config(Path(run.policy))
     longest = run.episode.max_context_tokens
@@ -186,31 +185,32 @@ def check(run: RlRun) -> tuple[Sequence[Task], str]:
         raise UserError(
             f"episode.max_context_tokens={longest} is more than the policy's context of {model.max_position_embeddings}"
         )
-    harness = load_harness(run.harness)
+    harness = open_harness(run)
     load_advantage(run.algo.advantage, run.algo.advantage_options)
     check_corrections(load_loss(run.algo.loss, run.algo.loss_options), is_decoupled=run.algo.decoupled)
     tokenizer = check_fits(Path(run.policy), run.encoding.system_token_id)
     if not tasks:
-        raise UserError(f"{run.tasks}: split {run.split} holds no task")
+        raise UserError(f"{path_of(run)}: split {run.split} holds no task")
     for task in tasks:
         prompt = len(Conversation(tokenizer, run.encoding).append(harness.opening(task)))
         if prompt >= longest:
-            raise UserError(f"{task.path}: its prompt has {prompt} tokens, episode.max_context_tokens is {longest}")
+            raise UserError(f"{task.where}: its prompt has {prompt} tokens, episode.max_context_tokens is {longest}")
     return tasks, task_set.content_hash
 
 
-def sandbox_kind(run: RlRun) -> SandboxKind:
+def sandbox_kind(run: RlRun, tasks: Sequence[Task]) -> SandboxKind:
     """Asked for in the driver: a missing engine is told before anything starts, and every worker gets the same kind.
 
     Raises:
-        UserError: no engine answers, or there is no such verifier.
+        UserError: no engine answers, there is no such verifier, or it lacks something of a prompt.
     """
-    sandboxes = open_sandboxes(run.limits, run.sandbox)
+    sandboxes = open_machines(run)
     try:
-        load_verifier(run.verifier, sandboxes)
+        check_verifier(run, tasks, sandboxes)
     finally:
-        sandboxes.close()
-    return sandboxes.kind
+        if sandboxes is not None:
+            sandboxes.close()
+    return run.sandbox if sandboxes is None else sandboxes.kind
 
 
 def read_run(run: RlRun) -> RlRun:
@@ -246,9 +246,8 @@ def claim(run_dir: Path, run: RlRun, task_set: str, is_resumed: bool) -> dict[st
         manifest = read_object(path, "parents", "finished", advice="take the run's folder from a copy, or start again")
         for name, digest in parents.items():
             if manifest["parents"].get(name) != digest:
-                raise UserError(
-                    f"{getattr(run, name)} has changed since {run_dir} was started: {name} has another hash"
-                )
+                changed = run.policy if name == "policy" else path_of(run)
+                raise UserError(f"{changed} has changed since {run_dir} was started: {name} has another hash")
         return manifest
     if (run_dir / CONFIG).exists():
         raise UserError(f"{run_dir} holds a run: go on with `burnish rl resume={run_dir}`, or choose another name=")

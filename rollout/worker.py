@@ -18,11 +18,10 @@ from burnish.policy.encoding.tokenizer import Tokenizer, load_tokenizer
 from burnish.rollout.agents import Generate, PolicyAgent, ScriptedAgent, nop, oracle, sampling_seed
 from burnish.rollout.config import Agent
 from burnish.rollout.episode import Services, run_episode
-from burnish.rollout.harness.base import load_harness
 from burnish.rollout.settings import EpisodeSettings
+from burnish.rollout.sources import close_verifier, open_harness, open_verifier
 from burnish.rollout.token_log import TokenLog
 from burnish.rollout.types import Slot, Trajectory
-from burnish.verifiers.verifier import load_verifier
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +35,15 @@ class EpisodeRunner:
     Args:
         tasks: by id.
         engine: how the policy is reached; None for scripted agents.
-        sandboxes: closed with the runner.
+        sandboxes: closed with the runner; None for prompts.
     """
 
     def __init__(
-        self, settings: EpisodeSettings, tasks: dict[str, Task], sandboxes: SandboxFactory, engine: Generate | None
+        self,
+        settings: EpisodeSettings,
+        tasks: dict[str, Task],
+        sandboxes: SandboxFactory | None,
+        engine: Generate | None,
     ) -> None:
         self.settings, self.tasks, self.engine = settings, tasks, engine
         self.policy_version = 0
@@ -49,9 +52,9 @@ class EpisodeRunner:
         self._sandboxes = sandboxes
         self._services = Services(
             run_id=settings.run_id,
-            harness=load_harness(settings.harness),
+            harness=open_harness(settings),
             sandboxes=sandboxes,
-            verifier=load_verifier(settings.verifier, sandboxes),
+            verifier=open_verifier(settings, sandboxes),
             threads=self._threads,
             policy_version=lambda: self.policy_version,
         )
@@ -86,12 +89,14 @@ class EpisodeRunner:
                 task.cancel()
 
     async def close(self) -> None:
-        """Cancels what is left and closes every sandbox."""
+        """Cancels what is left, closes every sandbox and ends the verifier's processes."""
         left = [task for task in self._attempts.values() if not task.done()]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        await asyncio.to_thread(self._sandboxes.close)
+        if self._sandboxes is not None:
+            await asyncio.to_thread(self._sandboxes.close)
+        await asyncio.to_thread(close_verifier, self._services.verifier)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _play(self, slot: Slot, attempt_id: str) -> Trajectory:

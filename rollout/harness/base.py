@@ -14,7 +14,10 @@ from burnish.policy.encoding.messages import Message
 from burnish.rollout.plugins import resolve
 
 # by import path: the built-ins import this module
-BUILT_IN = {"bash": "burnish.rollout.harness.bash:BashHarness"}
+BUILT_IN = {
+    "bash": "burnish.rollout.harness.bash:BashHarness",
+    "answer": "burnish.rollout.harness.answer:AnswerHarness",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,11 @@ Action = Run | Finish
 
 
 class Harness(Protocol):
-    """One way of putting a task to the policy. Stateless: one object serves every episode of a process."""
+    """One way of putting a task to the policy. Stateless: one object serves every episode of a process.
+
+    One that never runs a command says `needs_sandbox = False`: then no sandbox is opened, and the last thing the policy
+    said is what is graded.
+    """
 
     def opening(self, task: Task) -> list[Message]:
         """Messages before the first assistant turn."""
@@ -52,8 +59,13 @@ class Harness(Protocol):
         ...
 
 
+def needs_sandbox(harness: Harness) -> bool:
+    """Whether its episodes have a machine."""
+    return getattr(harness, "needs_sandbox", True)
+
+
 def load_harness(spec: str) -> Harness:
-    """The harness called `spec`: a built-in name (`bash`) or an import path `package.module:Class`.
+    """The harness called `spec`: a built-in name (`bash`, `answer`) or an import path `package.module:Class`.
 
     Raises:
         UserError: it cannot be loaded, or lacks a method of the protocol.
