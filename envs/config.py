@@ -17,6 +17,13 @@ class SandboxKind(StrEnum):
     local = "local"
 
 
+class Domain(StrEnum):
+    """What tasks are about; each has families of its own."""
+
+    terminal = "terminal"
+    coding = "coding"
+
+
 def require(name: str, value: object, is_ok: bool, expected: str) -> None:
     """Raises:
     UserError: naming the key, what it got and what is expected.
@@ -81,6 +88,8 @@ class SynthRun:
 
     out: str = MISSING
     """Directory of the task set: new, empty, or one that an interrupted run with the same settings left."""
+    domain: Domain = Domain.terminal
+    """What the tasks are about: `terminal` (files and shell commands) or `coding` (Python functions against hidden tests)."""
     seed: int = 0
     """Every task is a function of this seed."""
     num_train: int = 200
@@ -90,7 +99,7 @@ class SynthRun:
     num_demonstrations: int = 0
     """Oracle trajectories of further training candidates, for SFT only: played in shared sandboxes, without a task folder."""
     families: list[str] = field(default_factory=list)
-    """Names of task families; empty is all of them."""
+    """Names of task families; empty is all of the domain."""
     difficulty: list[int] = field(default_factory=lambda: [1])
     """Difficulty levels drawn from, 1 the easiest."""
     num_words: int = 200

@@ -107,6 +107,7 @@ def test_an_empty_path_is_not_this_folder(words, says, capsys):
         (["sft", "data.path=a", "policy=b", "name=.."], "name must be a folder name"),
         (["rl", "tasks=a", "policy=b", "name=.."], "name must be a folder name"),
         (["quickstart", "name=."], "name must be a folder name"),
+        (["synth", "out=a", "domain=math"], "domain: expected terminal|coding, got 'math'"),
         (["quickstart", "sft.name=other"], "sft.runs and sft.name are quickstart's own"),
         (["quickstart", "rl.runs=elsewhere"], "rl.runs and rl.name are quickstart's own"),
         (["sft", "data.path=a", "policy=b", "train.lr=inf"], "train.lr is out of range: got inf"),

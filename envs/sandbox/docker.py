@@ -35,6 +35,9 @@ CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "
 # ignores what a `kill 1` makes init pass on
 WAIT = "trap '' HUP INT TERM; printf burnish-wait > /proc/self/comm; while :; do read -r <> <(:); done"
 KEEP_ALIVE = ["bash", "--noprofile", "--norc", "-c", WAIT]
+# holds the set-up script of a verifier's container. Arguments of its first process could be read by every user inside, and
+# with them what the tests expect
+SETUP = "BURNISH_SETUP"
 SCRIPT_MAX = 48_000
 """Bytes of a set-up script; more goes through the engine's archive call, which costs a process of the engine."""
 
@@ -187,10 +190,11 @@ class DockerSandboxes:
             "--noprofile",
             "--norc",
             "-c",
-            f'rm -rf -- {quote(collect)} && {script} && exec "$@"',
+            f'setup=${SETUP}; unset {SETUP}; rm -rf -- {quote(collect)} && eval "$setup" && exec "$@"',
             "bash",
             *command,
         ]
+        plan.env[SETUP] = script
         owner = self.labels("verifier", run_id, attempt_id)
         container_id = self.make(plan, self.limits(task, is_verifier=True), owner, entry_point)
         try:

@@ -1,8 +1,8 @@
 """Does anything that a held-out task asks a policy to produce stand anywhere in a training task?
 
 Works on written task folders, so that it can be repeated on any task set, by whoever doubts it. The needles of a
-held-out task are its oracle commands, every line and path that its hidden tests want and its initial files lack, and
-every compound name in its text. The hay is every byte of every file of the training tasks, their ids included.
+held-out task are its oracle commands, every line, path and function that its hidden tests want and its initial files
+lack, and every compound name in its text. The hay is every byte of every file of the training tasks, their ids included.
 """
 
 import json
@@ -47,6 +47,10 @@ def needles(task_dir: Path) -> dict[str, str]:
     )
     wanted = json.loads(files["tests/expected.json"])["files"]
     answers = {*wanted, *(line for text in wanted.values() for line in text.splitlines())} - given
+    if "tests/functions.json" in files:
+        called = json.loads(files["tests/functions.json"])["functions"]
+        names = {name for test in called for name in (test["name"], f"{test['module']}.py")}
+        answers |= {name for name in names if name not in initial and name not in given}
     found |= dict.fromkeys(sorted(answers), "answer")
     return found | dict.fromkeys(load_task(task_dir).solution_lines(), "command")
 

@@ -78,7 +78,8 @@ def render(sheet: dict[str, Any]) -> str:
     lines = [
         "# Task set",
         "",
-        "Synthetic terminal tasks in the Harbor format, made by `burnish synth`. Licence: Apache-2.0; no third-party text.",
+        f"Synthetic {sheet['settings']['domain']} tasks in the Harbor format, made by `burnish synth`. "
+        "Licence: Apache-2.0; no third-party text.",
         "",
         "| setting | value |",
         "|---|---|",

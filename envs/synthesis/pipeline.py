@@ -59,7 +59,7 @@ def main(run: SynthRun) -> int:
     finally:
         sandboxes.close()
     counts = ", ".join(f"{count} {split}" for split, count in sheet["counts"]["split"].items())
-    logger.info("%s: %s tasks in %.1f s; read %s", out, counts, sheet["seconds"], out / "DATASHEET.md")
+    logger.info("%s: %s %s tasks in %.1f s; read %s", out, counts, run.domain, sheet["seconds"], out / "DATASHEET.md")
     return 0
 
 
@@ -81,6 +81,7 @@ def settings(run: SynthRun) -> dict[str, Any]:
     """What the tasks are a function of: two runs that agree in this make the same tasks."""
     return {
         "generator_version": GENERATOR_VERSION,
+        "domain": str(run.domain),
         "seed": run.seed,
         "num_train": run.num_train,
         "num_heldout": run.num_heldout,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from burnish.envs.config import SynthRun
 from burnish.envs.errors import UserError
-from burnish.envs.synthesis.generate import DIFFICULTIES, FAMILIES, generate
+from burnish.envs.synthesis.generate import DIFFICULTIES, families_of, generate
 from burnish.envs.synthesis.spec import TaskSpec
 from burnish.envs.synthesis.write import task_id
 
@@ -36,16 +36,17 @@ def quotas(run: SynthRun) -> dict[Cell, int]:
     """How many tasks of each cell.
 
     Raises:
-        UserError: an unknown family or difficulty.
+        UserError: a family that the domain does not have, or an unknown difficulty.
     """
     return spread(run, "train", run.num_train) | spread(run, "heldout", run.num_heldout)
 
 
 def spread(run: SynthRun, split: str, total: int) -> dict[Cell, int]:
     """`total` spread evenly over families and difficulties, in a fixed order; raises as `quotas`."""
+    known = families_of(run.domain)
     for family in run.families:
-        if family not in FAMILIES:
-            raise UserError(f"families: there is no family {family!r}; there are {', '.join(FAMILIES)}")
+        if family not in known:
+            raise UserError(f"families: the domain {run.domain} has no family {family!r}; it has {', '.join(known)}")
     for difficulty in run.difficulty:
         if difficulty not in DIFFICULTIES:
             raise UserError(
@@ -54,7 +55,7 @@ def spread(run: SynthRun, split: str, total: int) -> dict[Cell, int]:
     cells = [
         Cell(split=split, family=family, difficulty=difficulty)
         for difficulty in sorted(set(run.difficulty))
-        for family in (sorted(set(run.families)) or FAMILIES)
+        for family in (sorted(set(run.families)) or known)
     ]
     share, rest = divmod(total, len(cells))
     return {cell: share + (position < rest) for position, cell in enumerate(cells) if share or position < rest}

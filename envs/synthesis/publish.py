@@ -55,7 +55,7 @@ def _record(trajectory: Trajectory) -> dict[str, Any]:
     candidate = trajectory.candidate
     return {
         "task_id": candidate.id,
-        "domain": "terminal",
+        "domain": candidate.spec.domain,
         "family": candidate.cell.family,
         "difficulty": candidate.cell.difficulty,
         "split": candidate.cell.split,
@@ -77,7 +77,11 @@ def write_index(out: Path, tasks: Sequence[Candidate], sheet: dict[str, Any], se
             split: [candidate.id for candidate in in_order if candidate.cell.split == split] for split in SPLITS
         },
         "tasks": {
-            candidate.id: {"family": candidate.cell.family, "difficulty": candidate.cell.difficulty}
+            candidate.id: {
+                "domain": candidate.spec.domain,
+                "family": candidate.cell.family,
+                "difficulty": candidate.cell.difficulty,
+            }
             for candidate in in_order
         },
         "datasheet": sheet,

@@ -1,4 +1,4 @@
-"""The sample tasks under envs/tasks: eight of what the families make, kept in the repository to read and to try.
+"""The sample tasks under envs/tasks: a few of what the families make, kept in the repository to read and to try.
 
 `python -m burnish.envs.synthesis.samples` writes them again after a family has changed; a test says when that is due.
 """
@@ -18,6 +18,12 @@ SAMPLES = (
     ("look-up", 2),
     ("follow-note", 2),
     ("rename-file", 3),
+    ("write-function", 1),
+    ("list-function", 2),
+    ("fix-operator", 1),
+    ("fix-import", 1),
+    ("follow-request", 2),
+    ("fix-return", 3),
 )
 DIRECTORY = Path(__file__).parents[1] / "tasks"
 

@@ -1,14 +1,17 @@
 """A scene: the working directory of one task while a family builds it, and the three voices that speak about it.
 
 A family calls `create` for what lies there at the start, `say` for the instruction, `run` for the oracle's commands,
-and `write`, `move`, `remove` for what they do to the state. The scene does not know what a shell does: that the
-commands really lead to the state is what the oracle gate proves in a sandbox.
+and `write`, `move`, `remove` for what they do to the state; of code it says with `test` and `retire` what the hidden
+tests look at instead of its text. The scene does not know what a shell does: that the commands really lead to the
+state is what the oracle gate proves in a sandbox.
 """
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
-from burnish.envs.synthesis.spec import OracleTurn, TaskSpec
+from burnish.envs.synthesis.spec import FunctionTest, OracleTurn, TaskSpec
+from burnish.envs.synthesis.template.candidate import call_all
 from burnish.envs.synthesis.words import NameSource
 
 Lines = tuple[str, ...]
@@ -31,6 +34,8 @@ class Scene:
         self._answers: list[str] = []
         self._reusable: list[str] = []
         self._gone: list[str] = []
+        self._tests: list[tuple[str, str, list[list[Any]]]] = []
+        self._retired: list[tuple[str, str]] = []
 
     # names
 
@@ -40,6 +45,14 @@ class Scene:
     def new_path(self) -> str:
         """A file name that nothing in the task has yet."""
         return f"{self._names.draw()}.txt"
+
+    def identifier(self) -> str:
+        """A name for a function or a module that nothing in the task has yet."""
+        return self._names.draw("_")
+
+    def new_module(self) -> str:
+        """The file name of a Python module."""
+        return f"{self.identifier()}.py"
 
     # initial state
 
@@ -97,18 +110,41 @@ class Scene:
         del self._state[path]
         self._gone.append(path)
 
-    def spec(self, *, family: str, difficulty: int, split: str) -> TaskSpec:
+    def test(self, path: str, function: str, arguments: Iterable[list[Any]]) -> None:
+        """The hidden tests call a function of a module: it must return what it does after the oracle's commands."""
+        self._tests.append((path, function, list(arguments)))
+
+    def retire(self, path: str, function: str) -> None:
+        """Nothing of this name may be left in the module."""
+        self._retired.append((path, function))
+
+    def spec(self, *, domain: str, family: str, difficulty: int, split: str) -> TaskSpec:
         """The finished task."""
         new = [path for path in self._state if path not in self._initial]
+        first = (new or list(self._initial))[0].split("/")[0]
         return TaskSpec(
+            domain=domain,
             family=family,
             difficulty=difficulty,
             split=split,
-            name=(new or list(self._initial))[0].split("/")[0].removesuffix(".txt"),
+            name=first.removesuffix(".txt").removesuffix(".py").replace("_", "-"),
             instruction="\n".join(self._sentences),
             files={path: _encode(lines) for path, lines in sorted(self._initial.items())},
             turns=tuple(self._turns),
             expected={path: _encode(lines) for path, lines in sorted(self._state.items())},
             absent=tuple(sorted(path for path in self._gone if path not in self._state)),
             answers=tuple(dict.fromkeys(self._answers)),
+            functions=tuple(self._function_test(*test) for test in self._tests),
+            retired=tuple(self._retired),
         )
+
+    def _function_test(self, path: str, function: str, arguments: list[list[Any]]) -> FunctionTest:
+        sources = {
+            name.removesuffix(".py"): _encode(lines).decode()
+            for name, lines in self._state.items()
+            if name.endswith(".py")
+        }
+        found = call_all(sources, [[path.removesuffix(".py"), function, list(case)] for case in arguments])
+        assert all(kind == "value" for kind, _ in found), (function, sources, found)
+        values = [value for _, value in found]
+        return FunctionTest(path=path, name=function, cases=tuple(zip(arguments, values, strict=True)))

@@ -1,6 +1,7 @@
 """What a generator hands to the rest of the synthesis: a task as plain values, before any folder or container exists."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from burnish.envs.synthesis.words import COMPOUND
 
@@ -16,9 +17,20 @@ class OracleTurn:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FunctionTest:
+    """A Python function that the hidden tests call."""
+
+    path: str
+    name: str
+    cases: tuple[tuple[list[Any], Any], ...]
+    """Arguments, and what it returns for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskSpec:
     """A task: what is asked, what lies in the working directory, what must lie there afterwards, and one way there."""
 
+    domain: str
     family: str
     difficulty: int
     split: str
@@ -29,11 +41,21 @@ class TaskSpec:
     """Initial files, by path relative to the working directory."""
     turns: tuple[OracleTurn, ...]
     expected: dict[str, bytes]
-    """Files that must hold exactly this at the end, untouched ones included; a missing final newline is forgiven."""
+    """What every file holds after the oracle's commands, untouched files included."""
     absent: tuple[str, ...]
     """Paths at which no regular file may be left."""
     answers: tuple[str, ...]
     """What a solver has to produce: lines and names that no initial file holds."""
+    functions: tuple[FunctionTest, ...] = ()
+    """Called by the hidden tests."""
+    retired: tuple[tuple[str, str], ...] = ()
+    """(path, name) of functions of which nothing may be left in a file."""
+
+    @property
+    def fixed_files(self) -> dict[str, bytes]:
+        """Files that must hold exactly this at the end, but for a missing final newline; of code only the untouched."""
+        code = {test.path for test in self.functions} | {path for path, _ in self.retired}
+        return {path: content for path, content in self.expected.items() if path not in code}
 
     @property
     def paths(self) -> tuple[str, ...]:

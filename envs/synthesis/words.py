@@ -1,9 +1,10 @@
-"""The vocabulary of the generated tasks: compound names such as `amber-wheel`, and which split may use which.
+"""The vocabulary of the generated tasks: compound names such as `amber-wheel` and `amber_size`, and which split may use which.
 
 Every first word is one token of the DeepSeek tokenizer with and without a leading space; every second word is one
-token bare, after a space and after a hyphen (`-wheel`), so a compound is two tokens wherever it stands. No word is the
-beginning or end of another of its list, so one compound never hides inside a longer one. A small policy can copy such
-names without learning to spell. tests/envs/test_synthesis_families.py checks all of it on the real tokenizer.
+token behind a hyphen (`-wheel`), every word for code behind an underscore (`_size`). So a compound is two tokens wherever
+it stands. No word is the beginning or end of another of its list, so one compound never hides inside a longer one. A
+small policy can copy such names without learning to spell. tests/envs/test_synthesis_families.py checks all of it on
+the real tokenizer.
 
 Pairs are divided between the splits by a hash: a held-out name cannot occur in a training task, by construction.
 """
@@ -28,17 +29,26 @@ _SECOND = """
     school screen song space speed square stage star stream team town track tree wall water wave web week
     wheel wing worker world yard year
 """
+_CODE = """
+    amount area base board box buffer card color column cost count date depth edge event factor field flag frame
+    grid group height index item key label layer length level limit line list map mask node number offset order
+    size total action address block body book button category client command config content distance element
+    email filter folder game handler head helper history host image input lock match matrix menu message method
+    month object option output page parent password path pattern player point position price process product
+    project query queue rate record stack result role root row sample session shape source value
+"""
 
 FIRST_WORDS = tuple(_FIRST.split())
 SECOND_WORDS = tuple(_SECOND.split())
+CODE_WORDS = tuple(_CODE.split())
 
 SPLITS = ("train", "heldout")
-COMPOUND = re.compile(r"[a-z]+-[a-z]+")
+COMPOUND = re.compile(r"[a-z]+[-_][a-z]+")
 
 
 def split_of(compound: str) -> str:
-    """The only split whose tasks may contain this compound; half of all pairs go to each."""
-    return SPLITS[hashlib.sha256(compound.encode()).digest()[0] & 1]
+    """The only split whose tasks may contain this compound, in either spelling; half of all pairs go to each."""
+    return SPLITS[hashlib.sha256(compound.replace("_", "-").encode()).digest()[0] & 1]
 
 
 class NameSource:
@@ -58,13 +68,14 @@ class NameSource:
         self._rng = rng
         self._split = split
         self._first = list(FIRST_WORDS[: num_words // 2])
-        self._second = list(SECOND_WORDS[: num_words // 2])
+        self._second = {"-": list(SECOND_WORDS[: num_words // 2]), "_": list(CODE_WORDS[: num_words // 2])}
 
-    def draw(self) -> str:
-        """A compound of the split, made of two words that this task has not used yet."""
+    def draw(self, joint: str = "-") -> str:
+        """A compound of the split, made of two words that this task has not used yet; `_` joins an identifier."""
+        seconds = self._second[joint]
         while True:
-            first, second = self._rng.choice(self._first), self._rng.choice(self._second)
+            first, second = self._rng.choice(self._first), self._rng.choice(seconds)
             if split_of(f"{first}-{second}") == self._split:
                 self._first.remove(first)
-                self._second.remove(second)
-                return f"{first}-{second}"
+                seconds.remove(second)
+                return f"{first}{joint}{second}"

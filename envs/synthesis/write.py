@@ -26,11 +26,11 @@ artifacts = ["{workdir}"]
 
 [task]
 name = "burnish/{task_id}"
-description = "Terminal task of the family {family}."
-keywords = ["terminal", "{family}"]
+description = "Task of the domain {domain}, family {family}."
+keywords = ["{domain}", "{family}"]
 
 [metadata]
-domain = "terminal"
+domain = "{domain}"
 family = "{family}"
 difficulty = {difficulty}
 generator_version = {generator_version}
@@ -65,6 +65,7 @@ def task_id(spec: TaskSpec, index: int) -> str:
 def _task_toml(spec: TaskSpec, name: str) -> str:
     return _TASK_TOML.format(
         task_id=name,
+        domain=spec.domain,
         family=spec.family,
         difficulty=spec.difficulty,
         generator_version=GENERATOR_VERSION,
@@ -80,7 +81,7 @@ def _task_toml(spec: TaskSpec, name: str) -> str:
 def task_files(spec: TaskSpec, name: str) -> dict[str, bytes]:
     """Every file of the task folder, by relative path: the same bytes for the same spec, always."""
     expected = {
-        "files": {path: content.decode() for path, content in spec.expected.items()},
+        "files": {path: content.decode() for path, content in spec.fixed_files.items()},
         "absent": list(spec.absent),
     }
     # no COPY of an empty folder: git does not keep one
@@ -94,6 +95,26 @@ def task_files(spec: TaskSpec, name: str) -> dict[str, bytes]:
         "tests/test.sh": (TEMPLATE / "test.sh").read_bytes(),
         "tests/check.py": (TEMPLATE / "check.py").read_bytes(),
         "tests/expected.json": (json.dumps(expected, indent=1, sort_keys=True) + "\n").encode(),
+        **(_function_tests(spec) if spec.functions else {}),
+    }
+
+
+def _function_tests(spec: TaskSpec) -> dict[str, bytes]:
+    """What check.py needs to call functions."""
+    wanted = {
+        "functions": [
+            {
+                "module": test.path.removesuffix(".py"),
+                "name": test.name,
+                "cases": [{"arguments": arguments, "returns": value} for arguments, value in test.cases],
+            }
+            for test in spec.functions
+        ],
+        "retired": [{"module": path.removesuffix(".py"), "name": name} for path, name in spec.retired],
+    }
+    return {
+        "tests/candidate.py": (TEMPLATE / "candidate.py").read_bytes(),
+        "tests/functions.json": (json.dumps(wanted, sort_keys=True) + "\n").encode(),
     }
 
 

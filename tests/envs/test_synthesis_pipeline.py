@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from burnish.envs.config import SandboxKind, SynthRun
+from burnish.envs.config import Domain, SandboxKind, SynthRun
 from burnish.envs.errors import UserError
 from burnish.envs.synthesis import pipeline
 from burnish.envs.synthesis.contamination import scan_contamination
@@ -80,7 +80,8 @@ def test_demonstrations_are_of_other_candidates_and_of_the_training_split(made):
     assert {record["reward"] for record in demonstrations} == {None}
     records = transcripts(made, "train") + demonstrations
     assert len({record["task_id"] for record in records}) == len({str(record["messages"]) for record in records}) == 11
-    assert {split_of(name) for record in records for name in COMPOUND.findall(json.dumps(record["turns"]))} == {"train"}
+    said = [message["content"] for record in records for message in record["messages"]]
+    assert {split_of(name) for text in said for name in COMPOUND.findall(text)} == {"train"}
 
 
 def test_a_demonstration_that_goes_wrong_is_left_out(tmp_path, monkeypatch):
@@ -121,10 +122,50 @@ def test_a_seed_gives_the_same_tasks_and_transcripts_again(made, tmp_path):
     assert (made / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+@pytest.fixture(scope="module")
+def coding(tmp_path_factory):
+    out = tmp_path_factory.mktemp("synth") / "coding"
+    run = settings(
+        out, domain=Domain.coding, families=[], difficulty=[1], num_train=15, num_heldout=15, num_demonstrations=30
+    )
+    assert pipeline.main(run) == 0
+    return out
+
+
+def test_the_domain_is_a_property_of_every_task_and_transcript(made, coding):
+    for out, domain in ((made, "terminal"), (coding, "coding")):
+        taskset = load_taskset(out)
+        assert {taskset.index["tasks"][task.id]["domain"] for task in taskset.tasks} == {domain}
+        assert {task.config.metadata["domain"] for task in taskset.tasks} == {domain}
+        records = [record for name in ("train", "heldout", "demonstrations") for record in transcripts(out, name)]
+        assert {record["domain"] for record in records} == {domain}
+        assert taskset.index["datasheet"]["settings"]["domain"] == domain
+        assert f"Synthetic {domain} tasks" in (out / "DATASHEET.md").read_text()
+
+
+def test_a_coding_set_is_gated_demonstrated_and_free_of_leaks(coding):
+    taskset = load_taskset(coding)
+    sheet = taskset.index["datasheet"]
+    assert sheet["gates"]["oracle"] == sheet["gates"]["nop"] == {"run": 30, "passed": 30, "rate": 1.0}
+    assert (sheet["demonstrations"], sheet["rejected"], sheet["contamination"]) == (30, {}, {"leaks": 0})
+    paths = {name: [task.path for task in taskset.split(name)] for name in ("train", "heldout")}
+    seen = [*paths["train"], coding / "oracle-train.jsonl", coding / "demonstrations.jsonl"]
+    assert scan_contamination(seen, paths["heldout"]) == []
+
+
+def test_the_domains_share_no_held_out_name(made, coding):
+    """So a policy may learn both before it is asked about either."""
+    heldout = [task.path for out in (made, coding) for task in load_taskset(out).split("heldout")]
+    train = [task.path for out in (made, coding) for task in load_taskset(out).split("train")]
+    assert scan_contamination([*train, made / "demonstrations.jsonl", coding / "demonstrations.jsonl"], heldout) == []
+
+
 def test_a_finished_set_is_left_alone(made):
     before = (made / "taskset.json").stat().st_mtime_ns
     assert pipeline.main(settings(made)) == 0
     assert (made / "taskset.json").stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="other settings"):
+        pipeline.main(settings(made, domain=Domain.coding, families=[]))
 
 
 def test_other_settings_in_the_same_directory_are_refused(made):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.envs.config import SandboxConfig, SandboxKind, SynthRun
+from burnish.envs.config import Domain, SandboxConfig, SandboxKind, SynthRun
 from burnish.envs.errors import UserError
 from burnish.envs.synthesis.pipeline import main as synthesise
 from burnish.policy.checkpoint.folder_lock import held
@@ -43,6 +43,18 @@ def test_the_oracle_solves_every_task_and_doing_nothing_solves_none(tasks, tmp_p
     assert len(rows) == 8
     assert {row["outcome"] for row in rows} == {"finished"}
     assert rows[0].keys() >= {"task", "domain", "family", "passed", "reward", "outcome", "turns", "tokens"}
+
+
+def test_the_domain_comes_from_the_tasks(tmp_path):
+    tasks = tmp_path / "tasks"
+    run = SynthRun(out=str(tasks), num_train=2, num_heldout=3, gates=False, sandbox=SandboxKind.local)
+    run.domain = Domain.coding
+    synthesise(run)
+    oracle = evaluate(tasks, tmp_path / "oracle")
+    assert oracle["domains"] == {"coding": oracle["all"]}
+    assert (oracle["all"]["pass"], oracle["all"]["n"]) == (1.0, 3)
+    nop = evaluate(tasks, tmp_path / "nop", agent=Agent.nop)
+    assert nop["domains"]["coding"]["pass"] == 0.0
 
 
 def test_the_summary_carries_its_conditions(tasks, tmp_path):

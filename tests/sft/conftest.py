@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from burnish.envs.synthesis.generate import FAMILIES, generate
+from burnish.envs.config import Domain
+from burnish.envs.synthesis.generate import families_of, generate
 from burnish.envs.synthesis.transcript import RecordedTurn, messages
 from burnish.policy.checkpoint.released import save_policy
 from burnish.policy.encoding.subvocabulary import tiny_tokenizer
@@ -28,7 +29,7 @@ def tiny_policy(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def oracle_file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("data") / "oracle-train.jsonl"
-    chance, families = random.Random(0), list(FAMILIES)
+    chance, families = random.Random(0), families_of(Domain.terminal)
     with path.open("w") as file:
         for number in range(20):
             spec = generate(families[number % len(families)], 1, chance)

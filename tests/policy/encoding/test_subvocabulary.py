@@ -6,7 +6,7 @@ import random
 import pytest
 
 from burnish.envs.synthesis.generate import DIFFICULTIES, FAMILIES, generate
-from burnish.envs.synthesis.words import FIRST_WORDS, SECOND_WORDS
+from burnish.envs.synthesis.words import CODE_WORDS, FIRST_WORDS, SECOND_WORDS
 from burnish.policy.encoding.subvocabulary import TINY_FILE, TINY_SIZE, build_subvocabulary, tiny_tokenizer
 from burnish.policy.encoding.tokenizer import EncodingError, load_tokenizer
 
@@ -44,7 +44,8 @@ def test_its_texts_get_the_tokens_of_the_full_tokenizer() -> None:
 def test_every_word_of_the_families_is_one_token() -> None:
     tiny = tiny_tokenizer()
     words = [prefix + word for word in FIRST_WORDS for prefix in ("", " ")]
-    words += [prefix + word for word in SECOND_WORDS for prefix in ("", " ", "-")]
+    # these two stand nowhere else than behind a first word
+    words += [f"-{word}" for word in SECOND_WORDS] + [f"_{word}" for word in CODE_WORDS]
     split = {word: len(tiny.encode(word)) for word in words if len(tiny.encode(word)) != 1}
     assert not split
 
@@ -68,6 +69,9 @@ def generated_texts() -> list[str]:
 
 def test_generated_tasks_encode_as_with_the_full_tokenizer_and_compactly() -> None:
     full, tiny = load_tokenizer(), tiny_tokenizer()
+    words = {word for text in generated_texts() for word in full.split_words(text)}
+    missing = sorted(word for word in words if [CONTENT["ids"][i] for i in tiny.encode(word)] != full.encode(word))
+    assert not missing, f"put these into the texts of {TINY_FILE.name} and rewrite its ids: {missing}"
     num_tokens = num_words = 0
     for text in generated_texts():
         ids = tiny.encode(text)

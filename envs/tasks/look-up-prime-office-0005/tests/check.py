@@ -1,15 +1,19 @@
 """Hidden tests of a generated task: compare the files that left the sandbox with the state they must be in.
 
-Runs in the verifier's own container on declared artifacts only. Each assertion is one test of the CTRF report; the
-reward is 1 when all pass, else 0. An error leaves no reward behind, which is a failed verifier and never a 0.
+Runs in the verifier's own container on declared artifacts only. Where candidate.py lies beside it, functions in the files
+are called as well. Each assertion is one test of the CTRF report; the reward is 1 when all pass, else 0. An error leaves
+no reward behind, which is a failed verifier and never a 0.
 """
 
+import importlib
 import json
 import sys
 import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+SOURCE_MAX_BYTES = 64 << 10
+SOURCES_MAX = 100
 
 
 def content(path: Path) -> str | None:
@@ -22,6 +26,21 @@ def content(path: Path) -> str | None:
         return None
 
 
+def sources(workdir: Path) -> dict[str, str]:
+    """Texts of the Python files that could be imported there, by module name."""
+    paths = [path for path in sorted(workdir.glob("*.py")) if path.stem.isidentifier()][:SOURCES_MAX]
+    texts = {path.stem: content(path) for path in paths if path.stat().st_size <= SOURCE_MAX_BYTES}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def function_results(workdir: Path) -> dict[str, bool]:
+    """Of the functions that the task asks for, if it asks for any."""
+    if not (HERE / "candidate.py").exists():
+        return {}
+    sys.path.insert(0, str(HERE))
+    return importlib.import_module("candidate").results(sources(workdir), HERE / "functions.json")
+
+
 def main(workdir: Path, logs: Path) -> None:
     started_ms = int(time.time() * 1000)
     state = json.loads((HERE / "expected.json").read_text())
@@ -30,6 +49,7 @@ def main(workdir: Path, logs: Path) -> None:
         for path, text in state["files"].items()
     }
     results |= {f"{path} is gone": content(workdir / path) is None for path in state["absent"]}
+    results |= function_results(workdir)
     passed = sum(results.values())
     report = {
         "results": {

@@ -1,6 +1,6 @@
 """Look, then act: a note holds the instruction of another family."""
 
-from burnish.envs.synthesis.families.steps import STEPS
+from burnish.envs.synthesis.families.terminal.steps import STEPS
 from burnish.envs.synthesis.scene import Scene
 
 

@@ -1,8 +1,8 @@
-"""The families that need no look first: each can be one step of a longer task."""
+"""The terminal families that need no look first: each can be one step of a longer task."""
 
 from collections.abc import Callable
 
-from burnish.envs.synthesis.families import (
+from burnish.envs.synthesis.families.terminal import (
     append_line,
     copy_file,
     delete_file,

@@ -1,0 +1,1 @@
+def short_host(x): return x + 9

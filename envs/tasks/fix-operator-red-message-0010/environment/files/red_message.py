@@ -1,0 +1,1 @@
+def wise_handler(z): return z - 11

@@ -1,0 +1,3 @@
+#!/bin/bash
+cat red_message.py
+sed -i 's/ - / + /' red_message.py

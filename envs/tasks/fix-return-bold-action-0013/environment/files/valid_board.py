@@ -1,0 +1,1 @@
+def quick_key(x): x * 10

@@ -1,0 +1,1 @@
+def young_project(z): return z * 13

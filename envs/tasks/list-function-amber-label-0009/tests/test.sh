@@ -1,0 +1,2 @@
+#!/bin/bash
+python3 -I "$(dirname "$0")/check.py" /app /logs/verifier
