@@ -114,6 +114,13 @@ VERBS: dict[str, Verb] = {
             positionals=("run",),
         ),
         Verb(
+            name="report",
+            summary="write one HTML page of a run: results, curves, slots, examples, lineage",
+            entry="burnish.rollout.page.build:main",
+            config="burnish.rollout.config:ReportRun",
+            positionals=("run",),
+        ),
+        Verb(
             name="reap",
             summary="remove containers that dead runs left behind",
             entry="burnish.envs.sandbox.reap:main",

@@ -325,3 +325,13 @@ class AuditRun:
 
     run: str = MISSING
     """Run folder."""
+
+
+@dataclass(kw_only=True)
+class ReportRun:
+    """burnish report RUN: one HTML page of a run, finished or not, of whatever verb."""
+
+    run: str = MISSING
+    """Run folder of a pipeline, a training or an evaluation."""
+    out: str = ""
+    """HTML file to write; empty is report/index.html in the run folder."""

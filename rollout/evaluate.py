@@ -41,7 +41,7 @@ from burnish.rollout.sources import (
     open_machines,
     path_of,
 )
-from burnish.rollout.stats import Interval, bootstrap_mean, pass_rates, read_results, wilson
+from burnish.rollout.stats import pass_rates, rate_interval, read_results
 from burnish.rollout.types import Slot, Trajectory
 from burnish.rollout.worker import EpisodeRunner
 
@@ -260,7 +260,8 @@ def summarise(rows: Sequence[dict[str, Any]], run: EvalRun) -> dict[str, Any]:
     families = sorted({row["family"] for row in rows if row["family"]})
 
     def table(chosen: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        interval = interval_of(chosen, run)
+        rates = pass_rates(list(chosen))
+        interval = rate_interval(rates, samples=run.samples, seed=run.seed, confidence=run.confidence)
         return {"pass": interval.mean, "n": interval.n, "lo": interval.lo, "hi": interval.hi}
 
     return {
@@ -282,16 +283,6 @@ def summarise(rows: Sequence[dict[str, Any]], run: EvalRun) -> dict[str, Any]:
         "mean_turns": float(np.mean([row["turns"] for row in rows])),
         "mean_tokens": float(np.mean([row["tokens"] for row in rows])),
     }
-
-
-def interval_of(rows: Sequence[dict[str, Any]], run: EvalRun) -> Interval:
-    """Wilson where each task was played once; else the samples of a task are no independent units, tasks are."""
-    rates = pass_rates(list(rows))
-    if not rates:
-        return Interval(mean=0.0, lo=0.0, hi=1.0, n=0)
-    if run.samples == 1:
-        return wilson(round(sum(rates.values())), len(rates), run.confidence)
-    return bootstrap_mean(np.array([rates[task] for task in sorted(rates)]), run.seed, run.confidence)
 
 
 def open_log(path: Path) -> int:

@@ -72,6 +72,20 @@ def bootstrap_mean(values_T: np.ndarray, seed: int, confidence: float = 0.95, re
     return Interval(mean=float(values_T.mean()), lo=float(lo), hi=float(hi), n=len(values_T))
 
 
+def rate_interval(rates: Mapping[str, float], *, samples: int, seed: int, confidence: float = 0.95) -> Interval:
+    """Interval of a pass rate: Wilson where each task was played once; else tasks are the independent units, not episodes.
+
+    Args:
+        rates: pass rate by task id.
+        samples: episodes of each task.
+    """
+    if not rates:
+        return Interval(mean=0.0, lo=0.0, hi=1.0, n=0)
+    if samples == 1:
+        return wilson(round(sum(rates.values())), len(rates), confidence)
+    return bootstrap_mean(np.array([rates[task] for task in sorted(rates)]), seed, confidence)
+
+
 def paired_bootstrap(
     before: Mapping[str, float], after: Mapping[str, float], seed: int = 0, confidence: float = 0.95
 ) -> Interval:
