@@ -62,9 +62,7 @@ def load_taskset(directory: Path) -> TaskSet:
             raise TaskError(f"{directory}: {other} and {task.id} differ in case only")
     index = read_index(directory / INDEX)
     splits = read_splits(directory / INDEX, index, tasks)
-    return TaskSet(
-        path=directory, tasks=tasks, splits=splits, content_hash=content_hash_of(tasks, splits), index=index
-    )
+    return TaskSet(path=directory, tasks=tasks, splits=splits, content_hash=content_hash_of(tasks, splits), index=index)
 
 
 def content_hash_of(tasks: Sequence[Task], splits: Mapping[str, tuple[str, ...]]) -> str:

@@ -3,7 +3,7 @@
 Every check that needs no file is made here, at compose time: what passes is a run that can start.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -304,7 +304,7 @@ class EvalRun:
 
 
 def fill_in(run: RlRun | EvalRun) -> None:
-    """The harness and the verifier that were left empty.
+    """The harness and the verifier that were left empty, and the one turn of an answer.
 
     Raises:
         UserError: task folders and prompts at once, or prompts without a verifier.
@@ -316,6 +316,9 @@ def fill_in(run: RlRun | EvalRun) -> None:
             "data.path needs verifier=NAME (exact, number, math, reasoning_gym) or verifier=package.module:function"
         )
     run.harness = run.harness or ("answer" if run.data.path else "bash")
+    if run.harness == "answer":
+        # there is no second one: what is reckoned with the longest rollout is reckoned with this
+        run.episode = replace(run.episode, max_turns=1)
     run.verifier = run.verifier or "hidden_tests"
 
 

@@ -27,7 +27,7 @@ def package() -> Any:
         UserError: it is not installed.
     """
     try:
-        import reasoning_gym
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         if error.name != "reasoning_gym":
             raise

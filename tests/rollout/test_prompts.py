@@ -211,4 +211,5 @@ def test_harness_and_verifier_are_filled_in():
     tasks, data = RlRun(tasks="t"), RlRun(data=PromptData(path="p.jsonl"), verifier="math")
     assert (tasks.harness, tasks.verifier) == ("bash", "hidden_tests")
     assert (data.harness, data.verifier) == ("answer", "math")
+    assert (tasks.episode.max_turns, data.episode.max_turns) == (8, 1)
     assert open_machines(data) is None
