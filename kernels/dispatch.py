@@ -1,6 +1,7 @@
-"""One switch between a kernel and its reference twin."""
+"""One switch between a kernel and its reference twin, and what a launch asks of the device."""
 
 import os
+from functools import cache
 
 import torch
 
@@ -23,3 +24,13 @@ def use_reference(x: torch.Tensor) -> bool:
 def is_interpreted() -> bool:
     """Triton's interpreter runs the kernels: no inline assembly, and bf16 arithmetic is wrong there."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def _multiprocessors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def num_multiprocessors(x: torch.Tensor) -> int:
+    """Multiprocessors of the GPU that holds `x`; 2 in the interpreter, so that grids stay small there."""
+    return _multiprocessors(x.device.index or 0) if x.is_cuda else 2

@@ -135,3 +135,36 @@ def collapse_ref(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
 def expand_ref(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
     """X'_k = post_k * y + sum_j comb[j, k] * X_j: [R, D], [R, S, D] -> [R, S, D] in streams.dtype."""
     return _Expand.apply(y, streams, post, comb)
+
+
+def boundary_ref(
+    y: torch.Tensor | None,
+    streams: torch.Tensor,
+    pre: torch.Tensor,
+    post: torch.Tensor | None,
+    comb: torch.Tensor | None,
+    fn: torch.Tensor | None,
+    base: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    *,
+    norm_eps: float,
+    eps: float,
+    iters: int,
+    tiled: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Everything between two sub-layers: expand with (post, comb), collapse with pre, coefficients of the new streams.
+
+    Args:
+        y: [R, D] output of the sub-layer; None: nothing to expand.
+        fn: None: nobody needs coefficients (after the last sub-layer).
+
+    Returns:
+        streams [R, S, D], collapsed [R, D], then pre, post, comb of the new streams or None, None, None.
+    """
+    if y is not None:
+        streams = expand_ref(y, streams, post, comb)
+    collapsed = collapse_ref(streams, pre)
+    if fn is None:
+        return streams, collapsed, None, None, None
+    new = coefficients_ref(streams, fn, base, scale, norm_eps=norm_eps, eps=eps, iters=iters, tiled=tiled)
+    return streams, collapsed, *new

@@ -9,7 +9,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, eps):
         x32, w32 = x.float(), weight.float()
-        rstd = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+        # in fp64 the mean does not depend on the order of its terms: every kernel can match it bit by bit
+        rstd = torch.rsqrt(x32.double().square().mean(-1, keepdim=True).float() + eps)
         x_hat = x32 * rstd
         ctx.save_for_backward(x_hat, w32, rstd)
         ctx.dtypes = x.dtype, weight.dtype
