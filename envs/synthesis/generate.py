@@ -120,7 +120,7 @@ def generate(
         family: a key of FAMILIES.
         difficulty: 1, 2 or 3.
         rng: the only source of chance.
-        split: `train` or `heldout`; decides which compound names may occur.
+        split: `train`, `heldout` or `demonstration`; decides which compound names may occur.
         num_words: size of the vocabulary that names are made of.
     """
     if family not in FAMILIES:

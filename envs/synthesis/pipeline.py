@@ -28,7 +28,7 @@ from burnish.envs.synthesis.progress import ProgressLine
 from burnish.envs.synthesis.propose import Candidate, Cell, Proposer, quotas, spread
 from burnish.envs.synthesis.publish import Trajectory, write_index, write_transcripts
 from burnish.envs.synthesis.transcript import RecordedTurn
-from burnish.envs.synthesis.words import SPLITS
+from burnish.envs.synthesis.words import DEMONSTRATION, SPLITS
 from burnish.envs.synthesis.write import write_task
 from burnish.envs.task import load_task
 from burnish.envs.taskset import read_index
@@ -199,7 +199,7 @@ class Synthesis:
 
     def demonstrate(self, tasks: Sequence[Candidate]) -> list[Trajectory]:
         """Oracle trajectories of further training candidates, in blocks that share a sandbox and a journal record."""
-        cells = spread(self.run, "train", self.run.num_demonstrations)
+        cells = spread(self.run, DEMONSTRATION, self.run.num_demonstrations)
         candidates = [self.proposer.propose(cell) for cell, quota in cells.items() for _ in range(quota)]
         size = DEMONSTRATIONS_PER_SANDBOX
         blocks = [candidates[start : start + size] for start in range(0, len(candidates), size)]

@@ -6,7 +6,8 @@ it stands. No word is the beginning or end of another of its list, so one compou
 small policy can copy such names without learning to spell. tests/envs/test_synthesis_families.py checks all of it on
 the real tokenizer.
 
-Pairs are divided between the splits by a hash: a held-out name cannot occur in a training task, by construction.
+Pairs are divided by a hash between the splits, and demonstrations have names of their own: a held-out name cannot occur in a
+training task, and no name of a task in a demonstration, by construction.
 """
 
 import hashlib
@@ -43,12 +44,15 @@ SECOND_WORDS = tuple(_SECOND.split())
 CODE_WORDS = tuple(_CODE.split())
 
 SPLITS = ("train", "heldout")
+DEMONSTRATION = "demonstration"
+"""Where trajectories without a task folder take their names: what RL trains on is then new to a policy that imitates them."""
+SHARES = (DEMONSTRATION, DEMONSTRATION, *SPLITS)
 COMPOUND = re.compile(r"[a-z]+[-_][a-z]+")
 
 
 def split_of(compound: str) -> str:
-    """The only split whose tasks may contain this compound, in either spelling; half of all pairs go to each."""
-    return SPLITS[hashlib.sha256(compound.replace("_", "-").encode()).digest()[0] & 1]
+    """Where alone this compound may occur, in either spelling: in demonstrations, or in the tasks of one split."""
+    return SHARES[hashlib.sha256(compound.replace("_", "-").encode()).digest()[0] % len(SHARES)]
 
 
 class NameSource:
@@ -58,11 +62,11 @@ class NameSource:
         """
         Args:
             rng: the task's own generator.
-            split: `train` or `heldout`.
+            split: `train`, `heldout` or `demonstration`.
             num_words: how many words to draw from, half first and half second words; at least 80.
         """
-        if split not in SPLITS:
-            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+        if split not in SHARES:
+            raise ValueError(f"split must be one of {', '.join(sorted(set(SHARES)))}, got {split!r}")
         if not 80 <= num_words <= len(FIRST_WORDS) + len(SECOND_WORDS):
             raise ValueError(f"num_words must be 80..{len(FIRST_WORDS) + len(SECOND_WORDS)}, got {num_words}")
         self._rng = rng

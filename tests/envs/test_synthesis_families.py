@@ -13,7 +13,16 @@ from burnish.envs.config import Domain, SynthRun
 from burnish.envs.errors import UserError
 from burnish.envs.synthesis.generate import DIFFICULTIES, FAMILIES, families_of, generate
 from burnish.envs.synthesis.propose import Proposer, quotas
-from burnish.envs.synthesis.words import CODE_WORDS, COMPOUND, FIRST_WORDS, SECOND_WORDS, SPLITS, NameSource, split_of
+from burnish.envs.synthesis.words import (
+    CODE_WORDS,
+    COMPOUND,
+    DEMONSTRATION,
+    FIRST_WORDS,
+    SECOND_WORDS,
+    SPLITS,
+    NameSource,
+    split_of,
+)
 
 CASES = [(family, difficulty) for family in FAMILIES for difficulty in DIFFICULTIES]
 SEEDS = range(12)
@@ -77,9 +86,10 @@ def test_no_compound_hides_in_another():
     assert len(set(SECOND_WORDS)) == len(SECOND_WORDS)
 
 
-def test_pairs_are_divided_about_evenly():
+def test_half_of_all_pairs_are_shown_and_a_quarter_goes_to_each_split():
     pairs = [split_of(f"{first}-{second}") for first in FIRST_WORDS for second in SECOND_WORDS]
-    assert 0.45 < pairs.count("train") / len(pairs) < 0.55
+    for split, share in ((DEMONSTRATION, 0.5), ("train", 0.25), ("heldout", 0.25)):
+        assert share - 0.03 < pairs.count(split) / len(pairs) < share + 0.03
 
 
 def test_names_of_one_task_share_no_word():

@@ -74,14 +74,19 @@ def test_transcripts_hold_real_outputs_of_one_split_each(made):
                 assert "The code of" in record["messages"][2]["content"]
 
 
-def test_demonstrations_are_of_other_candidates_and_of_the_training_split(made):
+def test_demonstrations_are_of_other_candidates_and_show_no_name_of_a_task(made):
     demonstrations = transcripts(made, "demonstrations")
     assert len(demonstrations) == 7
     assert {record["reward"] for record in demonstrations} == {None}
     records = transcripts(made, "train") + demonstrations
     assert len({record["task_id"] for record in records}) == len({str(record["messages"]) for record in records}) == 11
-    said = [message["content"] for record in records for message in record["messages"]]
-    assert {split_of(name) for text in said for name in COMPOUND.findall(text)} == {"train"}
+    for split in ("train", "heldout", "demonstration"):
+        said = [
+            m["content"]
+            for record in transcripts(made, f"{split}s" if split[0] == "d" else split)
+            for m in record["messages"]
+        ]
+        assert {split_of(name) for text in said for name in COMPOUND.findall(text)} == {split}
 
 
 def test_a_demonstration_that_goes_wrong_is_left_out(tmp_path, monkeypatch):
