@@ -16,7 +16,7 @@ from burnish.rollout.advantage import load_advantage
 from burnish.rollout.agents import sampling_seed
 from burnish.rollout.batch import Batch, form_batch
 from burnish.rollout.buffer import Buffer
-from burnish.rollout.config import RlRun, Schedule
+from burnish.rollout.config import RlRun
 from burnish.rollout.guard import Action, Guard, GuardTripped, Rule
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.rollouts import Rollouts
@@ -144,7 +144,7 @@ class Controller:
 
     def shared_versions(self) -> dict[str, int]:
         """Up to which version the weights that played a killed driver's rollouts are ours, by slot."""
-        if self.config.schedule is Schedule.lockstep:
+        if self.config.algo.max_offpolicy_steps == 0:
             return {}  # every version is made again, of the same slots
         return dict.fromkeys(self.rollouts.restored, self.start_version)
 
