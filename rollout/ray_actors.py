@@ -53,7 +53,7 @@ class RayActors:
         began = time.monotonic()
         for name in ("trainer", *self._generators, *self._workers):
             self._handles[name] = self._spawn(name)
-        answers = await asyncio.gather(*(self._open(name) for name in self._handles))
+        answers = await asyncio.gather(*(self._up(name) for name in self._handles))
         for name in self._generators:
             self._watch(name)
         kinds = sorted(set(answers[-len(self._workers) :]))
@@ -78,7 +78,7 @@ class RayActors:
         async with self._locks["trainer"]:
             ray.kill(self._handles["trainer"])
             self._handles["trainer"] = self._spawn("trainer")
-            return await self._open("trainer")
+            return await self._up("trainer")
 
     async def play(self, slot: Slot, attempt_id: str, policy_version: int) -> Trajectory:
         """One attempt on the worker with the fewest.
@@ -166,8 +166,25 @@ class RayActors:
         generators = {name: self._handles[name] for name in self._generators}
         return make(WorkerActor, cluster.cpus_per_worker, name, self._episodes, generators)
 
-    async def _open(self, name: str) -> Any:
-        return await ask(name, self._handles[name].open.remote(), self._config.start_deadline_s, "open")
+    async def _up(self, name: str) -> Any:
+        """Opens an actor that was just made; one that dies while it comes up is made again.
+
+        Raises:
+            ActorLost: it has died too often, or does not answer in time.
+        """
+        while True:
+            try:
+                return await ask(name, self._handles[name].open.remote(), self._config.start_deadline_s, "open")
+            except ActorGone:
+                self._count_death(name)
+                self._handles[name] = self._spawn(name)
+
+    def _count_death(self, name: str) -> None:
+        self._deaths[name] += 1
+        limit = self._config.max_restarts
+        if self._deaths[name] > limit:
+            raise ActorLost(f"{name} has died {self._deaths[name]} times; cluster.max_restarts is {limit}")
+        logger.warning("%s is gone; another one takes its place (%d)", name, self._deaths[name])
 
     async def _ask(self, name: str, method: str, *args: Any) -> Any:
         call = getattr(self._handles[name], method).remote(*args)
@@ -191,15 +208,11 @@ class RayActors:
         async with self._locks[name]:
             if self._handles[name] is not dead:
                 return None
-            self._deaths[name] += 1
-            if self._deaths[name] > self._config.max_restarts:
-                raise ActorLost(f"{name} has died {self._deaths[name]} times; cluster.max_restarts is "
-                                f"{self._config.max_restarts}")  # fmt: skip
-            logger.warning("%s is gone; another one takes its place (%d)", name, self._deaths[name])
+            self._count_death(name)
             if name in self._workers:
                 await self._remove_sandboxes(name)
             self._handles[name] = self._spawn(name)
-            answer = await self._open(name)
+            answer = await self._up(name)
             if name in self._generators:
                 await self._introduce(name)
             return answer

@@ -43,10 +43,14 @@ class DataConfig:
     """error | drop (counted) | truncate (the first max_tokens tokens stay; what is lost is counted)."""
     validation_path: str = ""
     """Conversations that are only scored, in the same format; empty scores none."""
+    validation_limit: int = 0
+    """First conversations of them only; 0 takes all."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:
             raise ValueError(f"data.max_tokens must be >= 2, got {self.max_tokens}")
+        if self.validation_limit < 0:
+            raise ValueError(f"data.validation_limit must be >= 0, got {self.validation_limit}")
 
 
 @dataclass(kw_only=True)
@@ -61,7 +65,11 @@ class SftRun:
     runs: str = "runs"
     """Where run folders lie."""
     epochs: int = 3
-    """Times every conversation is trained on."""
+    """Times every conversation is trained on, at most where `stop_at_loss` is set."""
+    stop_at_loss: float = 0.0
+    """Validation loss, in nats a token, at which the decay begins and with it the end; 0 trains all epochs."""
+    validate_every: int = 0
+    """Optimizer steps between measurements of the validation loss; 0 measures with each training state."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(lr=2e-3, warmup_steps=10))
     """Learning rate schedule and optimizer; total_steps is filled in, and decay_steps=0 decays over the last fifth."""
@@ -77,6 +85,12 @@ class SftRun:
         for name in ("epochs", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name in ("stop_at_loss", "validate_every"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        for name in ("stop_at_loss", "validate_every"):
+            if getattr(self, name) and not self.data.validation_path:
+                raise ValueError(f"{name}={getattr(self, name)} needs data.validation_path, and it is empty")
         if not 0 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be 0 to {MAX_THREADS}, got {self.threads}")
         if self.name in ("", ".", "..") or "/" in self.name:

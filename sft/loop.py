@@ -3,10 +3,11 @@
 What a batch is and what is measured beside the loss are the caller's; a batch must be a function of its cursor alone.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -58,6 +59,8 @@ class Loop:
     checkpoint_every: int
     """Batches between training states; the last batch always has one."""
     wandb: str
+    stop_at_loss: float = 0.0
+    """Validation loss (`train/validation_loss` of what `measure` returns) at which the decay begins; 0 never."""
 
     def run(
         self,
@@ -76,12 +79,15 @@ class Loop:
         """
         resumed = trainer.load(self.run_dir / "checkpoints")
         cursor = resumed["cursor"] if resumed else 0
+        end = resumed["end"] if resumed else self.num_batches
+        if end != self.num_batches:
+            self._end_at(trainer, resumed["end_step"])
         log = None
         if trainer.rank == 0:
             log = MetricLogger(self.run_dir, mode=WandbMode[self.wandb], resumed_from=cursor)
         skipped_in_a_row = 0
-        with Progress(self.title, self.num_batches, done=cursor) as progress:
-            while cursor < self.num_batches:
+        with Progress(self.title, end, done=cursor) as progress:
+            while cursor < end:
                 started = time.perf_counter()
                 batches = batches_at(cursor)
                 metrics = trainer.step(batches, nll, denominator=loss_tokens(batches))
@@ -95,13 +101,18 @@ class Loop:
                     metrics["train/loss_tokens"] = metrics.pop("train/denominator")
                     metrics["train/tokens_per_s"] = sum(b.num_tokens for b in batches) * trainer.world / seconds
                     log.log(metrics, step=cursor, policy_version=trainer.num_steps)
+                # every rank has measured the same value
+                if end == self.num_batches and metrics.get("train/validation_loss", math.inf) <= self.stop_at_loss:
+                    end = progress.total = min(end, cursor + trainer.config.decay_steps)
+                    self._end_at(trainer, trainer.num_steps + end - cursor)
                 # after its line: a kill between the two repeats the step, where the other order would lose the line
-                if self.is_checkpoint(cursor):
-                    trainer.save(self.run_dir / "checkpoints", extra={"cursor": cursor})
+                if cursor % self.checkpoint_every == 0 or cursor == end:
+                    extra = {"cursor": cursor, "end": end, "end_step": trainer.config.total_steps}
+                    trainer.save(self.run_dir / "checkpoints", extra=extra)
                 progress.advance(loss=metrics["train/loss"], lr=metrics["train/lr"])
         if log is not None:
             log.close()
 
-    def is_checkpoint(self, cursor: int) -> bool:
-        """True where a training state is kept after so many batches."""
-        return cursor % self.checkpoint_every == 0 or cursor == self.num_batches
+    def _end_at(self, trainer: TrainStep, step: int) -> None:
+        """The schedule ends with this optimizer step."""
+        trainer.config = replace(trainer.config, total_steps=step)

@@ -44,7 +44,12 @@ def _train(run: SftRun) -> int:
     validation: list[Any] = []
     if run.data.validation_path:
         held_out, _ = load(Path(run.data.validation_path), run.data, tokenizer, run.encoding)
-        validation = micro_batches(held_out, range(len(held_out)), run.batch)
+        limit = run.data.validation_limit or len(held_out)
+        if limit > len(held_out):
+            raise ValueError(
+                f"data.validation_limit={limit}: {run.data.validation_path} holds {len(held_out)} conversations"
+            )
+        validation = micro_batches(held_out, range(limit), run.batch)
     order = Order(num_conversations=len(dataset), batch_size=run.batch.batch_size, seed=run.train.seed)
     num_batches = run.epochs * order.batches_per_epoch
     trainer = TrainStep(model, schedule(run.train, num_batches), forward=score)
@@ -54,14 +59,16 @@ def _train(run: SftRun) -> int:
         num_batches=num_batches,
         checkpoint_every=run.checkpoint_every,
         wandb=run.wandb,
+        stop_at_loss=run.stop_at_loss,
     )
+    every = run.validate_every or run.checkpoint_every
 
     def batches_at(cursor: int) -> list[PackedBatch]:
         return micro_batches(dataset, order.batch(cursor)[trainer.rank :: trainer.world], run.batch)
 
     def measure(cursor: int) -> dict[str, float]:
         metrics = {"train/epoch": cursor / order.batches_per_epoch}
-        if validation and loop.is_checkpoint(cursor):
+        if validation and (cursor % every == 0 or cursor == num_batches):
             metrics["train/validation_loss"] = mean_nll(model, validation)
         return metrics
 

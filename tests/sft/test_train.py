@@ -92,6 +92,25 @@ def test_kill_minus_nine_and_the_same_command_again_equals_the_uninterrupted_run
     assert "holds another run (config.yaml differs)" in other.stderr
 
 
+def test_a_run_that_stops_at_a_loss_decays_from_there_and_resumes_to_the_same_end(tmp_path, tiny_policy, oracle_file):
+    stop = ["stop_at_loss=100", "validate_every=3", "train.decay_steps=4", "data.validation_limit=4"]
+    words = command(tmp_path, tiny_policy, oracle_file, f"data.validation_path={oracle_file}", *stop)
+    victim = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)
+    deadline = time.monotonic() + 200
+    while not list((tmp_path / "sft" / "checkpoints").glob("step-[4-9]")) and time.monotonic() < deadline:
+        assert victim.poll() is None, "ended before it could be killed"
+        time.sleep(0.02)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    again = subprocess.run(words, capture_output=True, text=True, env=ENV, timeout=300)
+    assert again.returncode == 0, again.stderr[-2000:]
+    records = read_metrics(tmp_path / "sft" / "metrics.jsonl")
+    assert [r["step"] for r in records if "train/loss" in r] == list(range(1, 8))
+    rates = [r["train/lr"] for r in records]
+    assert rates[2] > rates[3] > rates[4] > rates[5] > rates[6] >= 0
+    assert [r["step"] for r in records if "train/validation_loss" in r] == [3, 6]
+
+
 def test_a_malformed_line_ends_in_exit_code_two_and_a_sentence(tmp_path, tiny_policy, oracle_file):
     data = tmp_path / "bad.jsonl"
     data.write_text(oracle_file.read_text() + '{"messages": [{"role": "user"\n')
