@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from burnish.rollout.batch import StepResult, TrainItem
+from burnish.envs.taskset import load_taskset
+from burnish.rollout.batch import RolloutItem, StepResult
 from burnish.rollout.generator import GenerateRequest, open_engine
-from burnish.rollout.settings import EpisodeSettings, TrainerSettings
+from burnish.rollout.settings import EpisodeSettings, PolicyTrainerSettings
 from burnish.rollout.sources import NO_SANDBOX, load_tasks, open_machines
 from burnish.rollout.types import ActorGone, ActorLost, GenerationError, RolloutError, Slot, Trajectory
 from burnish.rollout.weight_sync import Receipt, WeightManifest
@@ -38,8 +39,8 @@ class Actors(Protocol):
 
     async def play(self, slot: Slot, attempt_id: str, policy_version: int) -> Trajectory: ...
     async def cancel(self, attempt_ids: list[str]) -> None: ...
-    async def train(self, request_id: str, items: Sequence[TrainItem]) -> StepResult: ...
-    async def mismatch(self, items: Sequence[TrainItem]) -> dict[str, float]: ...
+    async def train(self, request_id: str, items: Sequence[RolloutItem]) -> StepResult: ...
+    async def mismatch(self, items: Sequence[RolloutItem]) -> dict[str, float]: ...
     async def save(self) -> str: ...
     async def publish(self) -> WeightManifest: ...
     async def swap(self, manifest: WeightManifest) -> list[Receipt]: ...
@@ -81,26 +82,24 @@ class GeneratorActor:
 
 
 class TrainerActor:
-    """A Trainer in a process of its own."""
+    """A trainer in a process of its own."""
 
-    def __init__(self, settings: TrainerSettings, threads: int) -> None:
+    def __init__(self, settings: PolicyTrainerSettings, threads: int) -> None:
         self._settings, self._threads = settings, threads
 
     def open(self) -> int:
         """Loads the policy and the newest training state; returns its version."""
         import torch
 
-        from burnish.rollout.trainer import Trainer
-
         name_process("trainer")
         torch.set_num_threads(self._threads)
-        self._trainer = Trainer(self._settings)
+        self._trainer = self._settings.build()
         return self._trainer.load()
 
-    def train(self, request_id: str, items: Sequence[TrainItem]) -> StepResult:
+    def train(self, request_id: str, items: Sequence[RolloutItem]) -> StepResult:
         return self._trainer.train(request_id, items)
 
-    def mismatch(self, items: Sequence[TrainItem]) -> dict[str, float]:
+    def mismatch(self, items: Sequence[RolloutItem]) -> dict[str, float]:
         return self._trainer.mismatch(items)
 
     def forget(self, since: int) -> None:
@@ -127,6 +126,8 @@ class WorkerActor:
         """Loads the tasks and reaches the sandboxes; returns their kind."""
         name_process(self.name)
         tasks = {task.id: task for task in load_tasks(self._settings).tasks}
+        for folder in self._settings.further_tasks:
+            tasks |= {task.id: task for task in load_taskset(Path(folder)).tasks}
         sandboxes = open_machines(self._settings)
         self._runner = EpisodeRunner(self._settings, tasks, sandboxes, self._engines)
         return NO_SANDBOX if sandboxes is None else str(sandboxes.kind)

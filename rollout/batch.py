@@ -9,21 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from burnish.rollout.advantage import RolloutScores, is_constant
+from burnish.rollout.advantage import RolloutScores, is_constant, load_advantage
+from burnish.rollout.agents import sampling_seed
 from burnish.rollout.blocks import read_block
-from burnish.rollout.config import AlgoConfig
+from burnish.rollout.config import AlgoConfig, RlRun
 from burnish.rollout.ledger import Use
 from burnish.rollout.types import BlockRef, DropReason, Group, Trajectory
 
 AdvantageOf = Callable[[RolloutScores], list[float]]
+FormBatch = Callable[[Sequence[Group], int, Mapping[str, int]], "Batch"]
+"""(complete groups, version that will be trained, shared versions by slot) -> what is made of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainItem:
-    """One rollout of a batch."""
+class RolloutItem:
+    """One rollout of a batch, whatever is made of it."""
 
     blocks: tuple[BlockRef, ...]
-    advantage: float
     oldest_version: int = 0
     """Tokens of an older version are masked."""
     shared_version: int | None = None
@@ -35,6 +37,13 @@ class TrainItem:
     def is_too_old(self) -> bool:
         """Whatever versions its tokens name, none of its weights is young enough."""
         return self.shared_version is not None and self.shared_version < self.oldest_version
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainItem(RolloutItem):
+    """One rollout of a batch of RL."""
+
+    advantage: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +63,27 @@ class StepResult:
 class Batch:
     """One optimizer step before it is taken."""
 
-    items: tuple[TrainItem, ...]
+    items: tuple[RolloutItem, ...]
     uses: tuple[Use, ...]
     """One an item, in the same order."""
     drops: Mapping[DropReason, tuple[str, ...]]
     """Reason -> slots."""
     metrics: Mapping[str, float]
+
+
+def former_of(run: RlRun, blocks: Path) -> FormBatch:
+    """RL's way from groups to a step, with this run's estimator.
+
+    Raises:
+        UserError: no such advantage.
+    """
+    advantage_of = load_advantage(run.algo.advantage, run.algo.advantage_options)
+
+    def form(groups: Sequence[Group], policy_version: int, shared_versions: Mapping[str, int]) -> Batch:
+        seed = sampling_seed(run.seed, f"step {policy_version + 1} {groups[0].group_id}")
+        return form_batch(groups, policy_version, run.algo, advantage_of, blocks, seed, shared_versions)
+
+    return form
 
 
 def form_batch(
@@ -159,7 +183,6 @@ def batch_metrics(
     count = len(members)
     sampled = sum(trajectory.num_sampled for trajectory in kept)
     metrics = {
-        "rollout/reward": sum(t.reward for t in members) / count,
         "rollout/turns": sum(len(t.turns) for t in members) / count,
         "rollout/sampled_tokens": sum(t.num_sampled for t in members) / count,
         "rollout/wall_s": sum(t.wall_s for t in members) / count,
@@ -167,6 +190,8 @@ def batch_metrics(
         "rollout/trained": float(sum(n > 0 for n in tokens)),
         "rollout/stale_token_share": 1 - sum(tokens) / sampled if sampled else 0.0,
     }
+    if graded := [trajectory.reward for trajectory in members if trajectory.has_reward]:
+        metrics["rollout/reward"] = sum(graded) / len(graded)
     metrics["rollout/zero_variance_share"] = len(drops.get(DropReason.zero_variance, ())) / count
     for reason in DropReason:
         if reason in drops:

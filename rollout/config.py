@@ -18,6 +18,9 @@ from burnish.policy.training.config import TrainConfig
 from burnish.rollout.guard import Rule
 from burnish.verifiers.config import GradingConfig
 
+UNGRADED = "none"
+"""The verifier of a run that grades nothing; only a stage that needs no reward takes it."""
+
 # `async` is a keyword, so the members cannot be written as a class body; YAML spells the member name
 Schedule = StrEnum("Schedule", {"async": "async", "lockstep": "lockstep"})
 
@@ -114,7 +117,26 @@ class ClusterConfig:
 
 
 @dataclass(kw_only=True)
-class AlgoConfig:
+class PacingConfig:
+    """What makes a step, how old it may be, and how often an episode is tried: the loop's part of a stage's `algo`."""
+
+    group_size: int = 8
+    """Trajectories of one task in a group."""
+    groups_per_step: int = 8
+    """Completed groups of one optimizer step."""
+    max_offpolicy_steps: int = 1
+    """Largest age of a trained token in policy versions; older ones are masked and counted. 0 is on-policy."""
+    max_attempts: int = 3
+    """Tries at a slot that infrastructure or the verifier failed, before it is dropped."""
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "groups_per_step", "max_attempts"):
+            require(f"algo.{name}", getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        require("algo.max_offpolicy_steps", self.max_offpolicy_steps, self.max_offpolicy_steps >= 0, ">= 0")
+
+
+@dataclass(kw_only=True)
+class AlgoConfig(PacingConfig):
     """The estimator: groups, advantage and loss."""
 
     group_size: int = 8
@@ -135,43 +157,32 @@ class AlgoConfig:
     """Clip against the trainer's own scoring at the start of the step instead of the engine's log-probability."""
     replay_routes: bool = True
     """Force the experts that the engine used for each token in the trainer's forward."""
-    max_offpolicy_steps: int = 1
-    """Largest age of a trained token in policy versions; older ones are masked and counted. 0 is on-policy."""
-    max_attempts: int = 3
-    """Tries at a slot that infrastructure or the verifier failed, before it is dropped."""
     permute_rewards: bool = False
     """A control, not a method: rewards are permuted within each batch before advantages, so nothing can be learnt."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require("algo.group_size", self.group_size, self.group_size >= 2, ">= 2 (an advantage needs a sibling)")
-        for name in ("groups_per_step", "max_attempts"):
-            require(f"algo.{name}", getattr(self, name), getattr(self, name) >= 1, ">= 1")
-        require("algo.max_offpolicy_steps", self.max_offpolicy_steps, self.max_offpolicy_steps >= 0, ">= 0")
         reductions = ("token_mean", "rollout_mean", "constant")
         require("algo.reduction", self.reduction, self.reduction in reductions, f"one of {', '.join(reductions)}")
 
 
 @dataclass(kw_only=True)
-class RlRun:
-    """burnish rl: one domain's tasks turn one policy into a better one."""
+class ActingRun:
+    """What a stage that acts and learns is told, whatever it learns from."""
 
-    tasks: str = ""
-    """Task set folder."""
-    data: PromptData = field(default_factory=PromptData)
     policy: str = ""
     """Policy folder to start from."""
     resume: str = ""
     """Run folder to go on with; its own config.yaml decides, other keys are refused."""
-    name: str = "rl"
+    name: str = ""
     """Folder of the run under `runs`."""
     runs: str = "runs"
     """Where run folders lie."""
-    split: str = "train"
-    """Split of the task set that is trained on."""
     max_steps: int = 25
     """Optimizer steps."""
     passes: int = 1_000
-    """Times the task set is gone through at most; the run ends with whichever comes first."""
+    """Times the tasks are gone through at most; the run ends with whichever comes first."""
     schedule: Schedule = Schedule["async"]
     """async: episodes go on while the trainer trains. lockstep: a slot's policy version is fixed, for bitwise tests."""
     sandbox: SandboxKind = SandboxKind.auto
@@ -182,7 +193,6 @@ class RlRun:
     verifier: str = ""
     """Built-in name or import path: of a class for task folders (empty is hidden_tests), of a function for prompts."""
     grading: GradingConfig = field(default_factory=GradingConfig)
-    algo: AlgoConfig = field(default_factory=AlgoConfig)
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     encoding: EncodingConfig = field(default_factory=EncodingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -197,20 +207,19 @@ class RlRun:
     """Largest mean KL estimate between engine and trainer on the same tokens at launch; above it the run refuses to train."""
     seed: int = 0
     """Order of tasks, every sampled token and every resampled reward."""
-    guard: list[str] = field(
-        default_factory=lambda: [
-            "train/grad_norm > 1000 for 2: rollback",
-            "rollout/zero_variance_share > 0.99 for 8: pause",
-        ]
-    )
+    guard: list[str] = field(default_factory=lambda: ["train/grad_norm > 1000 for 2: rollback"])
     """Rules `METRIC OP NUMBER [for N]: pause|rollback` on what is logged; see rollout/guard.py."""
     max_rollbacks: int = 3
     """Times a rule may take the run back; after that it pauses."""
     wandb: str = "auto"
     """auto | online | offline | disabled; auto is online with a key, else offline."""
 
-    def __post_init__(self) -> None:
-        fill_in(self)
+    def check_acting(self, algo: PacingConfig) -> None:
+        """What holds between these settings and the loop's part of `algo`.
+
+        Raises:
+            ValueError: what does not, and what to set.
+        """
         for name in ("max_steps", "passes", "checkpoint_every", "tokens_per_micro_batch"):
             require(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         require("gate_max_kl", self.gate_max_kl, self.gate_max_kl > 0, "> 0")
@@ -222,21 +231,22 @@ class RlRun:
             require(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
         for rule in self.guard:
             Rule.parse(rule)
-        if self.schedule is Schedule.lockstep and self.algo.max_offpolicy_steps:
+        if self.schedule is Schedule.lockstep and algo.max_offpolicy_steps:
             raise ValueError(
                 f"schedule=lockstep trains each slot with the version that sampled it: set algo.max_offpolicy_steps=0, "
-                f"got {self.algo.max_offpolicy_steps}"
+                f"got {algo.max_offpolicy_steps}"
             )
-        if self.schedule is not Schedule.lockstep and self.algo.max_offpolicy_steps == 0:
+        if self.schedule is not Schedule.lockstep and algo.max_offpolicy_steps == 0:
             raise ValueError(
                 "algo.max_offpolicy_steps=0 is the lockstep schedule: set schedule=lockstep, or allow >= 1"
             )
-        require("sampling.temperature", self.sampling.temperature, self.sampling.temperature > 0, "> 0 in RL")
+        temperature = self.sampling.temperature
+        require("sampling.temperature", temperature, temperature > 0, "> 0 in RL and distillation")
         running = self.cluster.num_workers * self.cluster.episodes_per_worker
-        if running < self.algo.group_size:
+        if running < algo.group_size:
             raise ValueError(
                 f"cluster.num_workers x cluster.episodes_per_worker = {running} episodes at a time cannot hold one "
-                f"group of algo.group_size={self.algo.group_size}"
+                f"group of algo.group_size={algo.group_size}"
             )
         held = self.engine.max_contexts * self.cluster.num_generators
         if running > held:
@@ -244,6 +254,31 @@ class RlRun:
                 f"cluster.num_workers x cluster.episodes_per_worker = {running} episodes at a time need as many contexts, "
                 f"engine.max_contexts x cluster.num_generators = {held}: lower the first or raise the second"
             )
+
+
+@dataclass(kw_only=True)
+class RlRun(ActingRun):
+    """burnish rl: one domain's tasks turn one policy into a better one."""
+
+    tasks: str = ""
+    """Task set folder."""
+    data: PromptData = field(default_factory=PromptData)
+    name: str = "rl"
+    """Folder of the run under `runs`."""
+    split: str = "train"
+    """Split of the task set that is trained on."""
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    guard: list[str] = field(
+        default_factory=lambda: [
+            "train/grad_norm > 1000 for 2: rollback",
+            "rollout/zero_variance_share > 0.99 for 8: pause",
+        ]
+    )
+    """Rules `METRIC OP NUMBER [for N]: pause|rollback` on what is logged; see rollout/guard.py."""
+
+    def __post_init__(self) -> None:
+        fill_in(self)
+        self.check_acting(self.algo)
 
 
 @dataclass(kw_only=True)
@@ -307,7 +342,7 @@ def fill_in(run: RlRun | EvalRun) -> None:
     """The harness and the verifier that were left empty, and the one turn of an answer.
 
     Raises:
-        UserError: task folders and prompts at once, or prompts without a verifier.
+        UserError: task folders and prompts at once, prompts without a verifier, or no grading at all.
     """
     if run.tasks and run.data.path:
         raise UserError(f"tasks={run.tasks} and data.path={run.data.path}: give task folders or prompts, not both")
@@ -315,6 +350,8 @@ def fill_in(run: RlRun | EvalRun) -> None:
         raise UserError(
             "data.path needs verifier=NAME (exact, number, math, reasoning_gym) or verifier=package.module:function"
         )
+    if run.verifier == UNGRADED:
+        raise UserError(f"verifier={UNGRADED} grades nothing, and a reward is needed here: name a verifier")
     run.harness = run.harness or ("answer" if run.data.path else "bash")
     if run.harness == "answer":
         # there is no second one: what is reckoned with the longest rollout is reckoned with this

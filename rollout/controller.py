@@ -8,18 +8,16 @@ nothing is in flight while a step is taken, so a slot's policy version is fixed)
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from typing import Protocol
 
-from burnish.envs.task import Task
+from burnish.policy.inference.config import EngineConfig
 from burnish.rollout.actors import Actors
-from burnish.rollout.advantage import load_advantage
-from burnish.rollout.agents import sampling_seed
-from burnish.rollout.batch import Batch, form_batch
+from burnish.rollout.batch import Batch, FormBatch
 from burnish.rollout.buffer import Buffer
-from burnish.rollout.config import RlRun
+from burnish.rollout.config import ClusterConfig, PacingConfig
 from burnish.rollout.guard import Action, Guard, GuardTripped, Rule
 from burnish.rollout.ledger import Ledger
-from burnish.rollout.rollouts import Rollouts
+from burnish.rollout.rollouts import Order, Rollouts
 from burnish.rollout.types import DropReason, Group, RolloutError
 from burnish.rollout.weight_sync import check_receipt
 
@@ -31,26 +29,50 @@ MAX_SKIPPED_IN_A_ROW = 10
 """Steps that were not finite, after which going on would only use the data up."""
 
 
+GATE_ITEMS = 8
+"""Rollouts on which engine and trainer are compared before the first step, at least."""
+
+
+class LoopRun(Protocol):
+    """What the loop needs of a stage's settings; RlRun and DistillRun have it."""
+
+    @property
+    def algo(self) -> PacingConfig: ...
+    @property
+    def cluster(self) -> ClusterConfig: ...
+    @property
+    def engine(self) -> EngineConfig: ...
+    @property
+    def max_steps(self) -> int: ...
+    @property
+    def passes(self) -> int: ...
+    @property
+    def checkpoint_every(self) -> int: ...
+    @property
+    def gate_max_kl(self) -> float: ...
+    @property
+    def guard(self) -> list[str]: ...
+
+
 class Controller:
     """One run, from the version that is loaded to its last optimizer step.
 
     Args:
         run: the resolved settings.
-        tasks: of the split that is trained on.
+        order: slots of each pass over the tasks.
+        form: what is made of complete groups.
         ledger: at the trainer's version.
-        blocks: folder of the token logs.
         version: of the trainer's weights; it counts optimizer steps.
     """
 
     def __init__(
-        self, run: RlRun, tasks: Sequence[Task], ledger: Ledger, blocks: Path, actors: Actors, log: Log, version: int
+        self, run: LoopRun, order: Order, form: FormBatch, ledger: Ledger, actors: Actors, log: Log, version: int
     ) -> None:
-        self.config, self.ledger, self.blocks = run, ledger, blocks
+        self.config, self.form, self.ledger = run, form, ledger
         self.actors, self.log = actors, log
         self.version = self.saved_version = self.start_version = version
         self.skipped_in_a_row = 0
         self.guard = Guard(rules=[Rule.parse(rule) for rule in run.guard])
-        self.advantage_of = load_advantage(run.algo.advantage, run.algo.advantage_options)
         self.buffer = Buffer(
             groups_per_batch=run.algo.groups_per_step,
             max_offpolicy_steps=run.algo.max_offpolicy_steps,
@@ -58,12 +80,10 @@ class Controller:
             remaining_batches=run.max_steps - version,
         )
         self.rollouts = Rollouts(
-            tasks=tasks,
+            order=order,
             passes=run.passes,
             group_size=run.algo.group_size,
-            effort=run.encoding.effort if run.encoding.thinking else "none",
             max_attempts=run.algo.max_attempts,
-            seed=run.seed,
             ledger=ledger,
             buffer=self.buffer,
             player=actors,
@@ -96,12 +116,11 @@ class Controller:
     async def learn(self, groups: Sequence[Group]) -> None:
         """One batch: groups that say nothing are dropped with a reason, the others make an optimizer step."""
         if not groups:
-            # every slot of theirs was dropped before it had a reward
+            # every slot of theirs was dropped before one of its episodes could be used
             self.buffer.published(False)
             return
-        started, step, algo = time.monotonic(), self.version + 1, self.config.algo
-        seed = sampling_seed(self.config.seed, f"step {step} {groups[0].group_id}")
-        batch = form_batch(groups, self.version, algo, self.advantage_of, self.blocks, seed, self.shared_versions())
+        started, step = time.monotonic(), self.version + 1
+        batch = self.form(groups, self.version, self.shared_versions())
         for reason, slot_ids in batch.drops.items():
             self.ledger.drop(slot_ids, reason, step=step)
         is_step = bool(batch.items) and await self.take_step(step, batch)
@@ -112,7 +131,8 @@ class Controller:
     async def take_step(self, step: int, batch: Batch) -> bool:
         """False when the step was not finite and changed nothing: its slots are dropped, not tried for ever."""
         if self.version == 0:
-            self.gate((await self.actors.mismatch(batch.items[: self.config.algo.group_size]))["mismatch_kl"])
+            first = batch.items[: max(self.config.algo.group_size, GATE_ITEMS)]
+            self.gate((await self.actors.mismatch(first))["mismatch_kl"])
         self.ledger.begin_step(step, batch.uses)
         result = await self.actors.train(f"step {step} {batch.uses[0].slot_id}", batch.items)
         if result.is_skipped:

@@ -99,7 +99,8 @@ class Services:
     harness: Harness
     sandboxes: SandboxFactory | None
     """None where the harness needs no machine: the last thing that the agent said is then all there is to grade."""
-    verifier: Verifier
+    verifier: Verifier | None
+    """None grades nothing: episodes end with their outcome and no verdict."""
     threads: Executor
     """One thread an episode at least: sandbox and verifier calls block."""
     policy_version: Callable[[], int] = lambda: 0
@@ -153,15 +154,16 @@ class _Episode:
         except EnvCrashError as failure:
             # failed with a consequence: the lowest reward, because the agent broke its own machine; no test ran
             outcome, stop, error = Outcome.agent_crashed_env, StopReason.env_crash, describe(failure)
-            verdict = Verdict(
-                reward=self.task.config.reward_range[0],
-                rewards={},
-                tests_run=0,
-                tests_passed=0,
-                log=error,
-                duration_s=0.0,
-                artifacts_hash="",
-            )
+            if self.services.verifier is not None:
+                verdict = Verdict(
+                    reward=self.task.config.reward_range[0],
+                    rewards={},
+                    tests_run=0,
+                    tests_passed=0,
+                    log=error,
+                    duration_s=0.0,
+                    artifacts_hash="",
+                )
         except asyncio.CancelledError:
             outcome, stop, error = Outcome.cancelled, StopReason.cancelled, "cancelled"
         except Exception as failure:
@@ -187,6 +189,7 @@ class _Episode:
             turns=tuple(self.turns),
             blocks=blocks,
             verdict=verdict,
+            is_graded=self.services.verifier is not None,
             error=error,
             version_start=version_start,
             version_end=self.services.policy_version(),
@@ -264,8 +267,10 @@ class _Episode:
         finally:
             self.add_time("execute_s", time.monotonic() - asked)
 
-    async def grade(self) -> Verdict:
-        """The verifier's word on the declared artifacts; the agent's sandbox is given up first."""
+    async def grade(self) -> Verdict | None:
+        """The verifier's word on the declared artifacts, where there is one; the agent's sandbox is given up first."""
+        if self.services.verifier is None:
+            return None
         self.boundary = "sandbox"
         sandbox = None if self.sandbox_waiting is None else await self.sandbox()
         asked = time.monotonic()

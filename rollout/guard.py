@@ -21,7 +21,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
 }
 FORM = re.compile(r"(\S+/\S+) (>=|<=|>|<|is) (\S+)(?: for (\d+))?: (pause|rollback)")
-KNOWN_AREAS = ("rollout", "train", "weights")
+KNOWN_AREAS = ("rollout", "train", "weights", "distill")
 
 
 class Action(StrEnum):

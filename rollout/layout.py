@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from burnish.policy.training.packing import PackedBatch, Sample
-from burnish.rollout.batch import TrainItem
+from burnish.rollout.batch import RolloutItem
 from burnish.rollout.blocks import read_block
 from burnish.rollout.types import ABSENT_ROUTE, Block
 
@@ -30,7 +30,7 @@ class StepSamples:
     """Samples of one optimizer step."""
 
     samples: list[Sample]
-    """Fields: advantage, lp_behaviour, version (of the token), place (row of the token in `routes`)."""
+    """Fields: lp_behaviour, version (of the token), place (row of the token in `routes`)."""
     rollout_tokens: torch.Tensor
     """[B] trained tokens of each rollout."""
     routes: np.ndarray | None
@@ -82,7 +82,7 @@ class _Context:
             yield _end(mask_T), mask_T, routes
 
 
-def lay_out(items: Sequence[TrainItem], blocks: Path, *, is_replayed: bool) -> StepSamples:
+def lay_out(items: Sequence[RolloutItem], blocks: Path, *, is_replayed: bool) -> StepSamples:
     """Reads every item's blocks, whose digests are checked, and makes its samples.
 
     Args:
@@ -110,7 +110,6 @@ def lay_out(items: Sequence[TrainItem], blocks: Path, *, is_replayed: bool) -> S
                         ids=context.ids_T[:length].tolist(),
                         loss_mask=mask_T[:length].tolist(),
                         fields={
-                            "advantage": [item.advantage] * length,
                             "lp_behaviour": np.where(mask_T, context.lp_T, 0.0)[:length].tolist(),
                             "version": context.versions_T[:length].tolist(),
                             "place": list(range(place, place + length)),

@@ -8,10 +8,11 @@ import asyncio
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from burnish.envs.task import Task
+from burnish.policy.encoding.config import EncodingConfig
 from burnish.rollout.buffer import Buffer
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.types import (
@@ -37,6 +38,22 @@ class Player(Protocol):
     async def cancel(self, attempt_ids: list[str]) -> None: ...
 
 
+Order = Callable[[int], list[Slot]]
+"""Slots of a pass over the tasks, in order; a function of the pass alone, so that a resumed run sees the same one."""
+MIN_FAILURES_IN_A_ROW = 12
+"""Fewer are an accident."""
+
+
+def effort_of(encoding: EncodingConfig) -> str:
+    """Effort as it stands in the prompt; `none` where the chat mode has no effort."""
+    return encoding.effort if encoding.thinking else "none"
+
+
+def order_of(tasks: Sequence[Task], group_size: int, effort: str, seed: int) -> Order:
+    """Each pass goes through all tasks once, shuffled."""
+    return lambda pass_index: slots_of_pass(tasks, pass_index, group_size, effort, seed)
+
+
 def slots_of_pass(tasks: Sequence[Task], pass_index: int, group_size: int, effort: str, seed: int) -> list[Slot]:
     """Slots of one pass over the tasks, shuffled by (seed, pass): a resumed run sees the same order."""
     order = [task.id for task in tasks]
@@ -52,9 +69,9 @@ class Rollouts:
     """Episodes in flight and groups that are complete.
 
     Args:
-        tasks: what a pass goes through.
+        order: slots of each pass.
         passes: passes at most.
-        effort: of every slot.
+        group_size: slots of a group.
         max_attempts: tries at a slot that infrastructure or the verifier failed.
         policy_version: version that answers when the run starts.
     """
@@ -62,12 +79,10 @@ class Rollouts:
     def __init__(
         self,
         *,
-        tasks: Sequence[Task],
+        order: Order,
         passes: int,
         group_size: int,
-        effort: str,
         max_attempts: int,
-        seed: int,
         ledger: Ledger,
         buffer: Buffer,
         player: Player,
@@ -75,11 +90,11 @@ class Rollouts:
     ) -> None:
         self.policy_version = policy_version
         self.num_failures: Counter[str] = Counter()
-        """Attempts without a reward, by outcome."""
+        """Attempts that cannot be used, by outcome."""
         self.restored: frozenset[str] = frozenset()
         """Slots whose trajectories an earlier process of the run has played."""
-        self._tasks, self._passes, self._group_size, self._effort = tasks, passes, group_size, effort
-        self._max_attempts, self._seed = max_attempts, seed
+        self._order, self._passes, self._max_attempts = order, passes, max_attempts
+        self._max_failures = max(4 * group_size, MIN_FAILURES_IN_A_ROW)
         self._ledger, self._buffer, self._player = ledger, buffer, player
         self._pending: deque[Slot] = deque()
         self._sizes: dict[str, int] = {}
@@ -169,7 +184,7 @@ class Rollouts:
             self.admit()
 
     async def _play(self, slot: Slot) -> None:
-        """Tries a slot until it has a reward, or is dropped."""
+        """Tries a slot until one can be used, or it is dropped."""
         while True:
             attempt_id = self._ledger.open_attempt(slot.slot_id)
             try:
@@ -186,7 +201,7 @@ class Rollouts:
                 self._ledger.close_attempt(lost_attempt(slot, attempt_id, self.policy_version, error, outcome))
                 raise
             self._ledger.close_attempt(trajectory)
-            if trajectory.has_reward:
+            if trajectory.is_usable:
                 self._failures_in_a_row = 0
                 self._members.setdefault(slot.group_id, {})[slot.slot_id] = trajectory
                 break
@@ -204,16 +219,15 @@ class Rollouts:
         RolloutError: so many failures in a row are no accident; going on would only use the data up.
         """
         self._failures_in_a_row += 1
-        limit = 4 * self._group_size
-        if self._failures_in_a_row >= limit:
+        if self._failures_in_a_row >= self._max_failures:
             raise RolloutError(
-                f"{limit} episodes in a row failed, the last with {trajectory.outcome}: {trajectory.error}"
+                f"{self._max_failures} episodes in a row failed, the last with {trajectory.outcome}: {trajectory.error}"
             )
 
     def _open_pass(self) -> bool:
         if self._next_pass >= self._passes:
             return False
-        slots = slots_of_pass(self._tasks, self._next_pass, self._group_size, self._effort, self._seed)
+        slots = self._order(self._next_pass)
         self._ledger.add_slots(slots)
         self._next_pass += 1
         self._pending.extend(slots)

@@ -1,6 +1,8 @@
 """What a run's processes are told once, at their start. Plain values: they cross process borders."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from burnish.envs.config import SandboxConfig, SandboxKind
 from burnish.envs.prompts.config import PromptData
@@ -9,11 +11,16 @@ from burnish.policy.training.config import TrainConfig
 from burnish.rollout.config import Agent, AlgoConfig, EpisodeConfig, EvalRun, RlRun, SamplingConfig
 from burnish.verifiers.config import GradingConfig
 
+if TYPE_CHECKING:
+    from burnish.rollout.policy_trainer import PolicyTrainer
+
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerSettings:
-    """What the trainer of a run needs; crosses into its process once."""
+class PolicyTrainerSettings(ABC):
+    """What any trainer of rollouts needs; crosses into its process once, and makes the trainer there."""
 
+    stage: str
+    """What trains, for the lineage."""
     policy: str
     """Policy folder the run started from."""
     blocks: str
@@ -21,15 +28,40 @@ class TrainerSettings:
     weights: str
     """Folder of published versions."""
     train: TrainConfig
-    algo: AlgoConfig
     temperature: float
     """Of sampling: the policy's log-probabilities are taken at it."""
     reserved_ids: tuple[int, ...]
     """Ids that the engine never samples, beside the model's placeholders."""
-    max_rollout_tokens: int
-    """Sampled tokens one rollout can have, for reduction=constant."""
     tokens_per_micro_batch: int
     deterministic: bool
+
+    @property
+    def replays_routes(self) -> bool:
+        """The experts that the engine recorded are forced in the trainer's forward."""
+        return False
+
+    @abstractmethod
+    def build(self) -> "PolicyTrainer":
+        """In the trainer's own process: torch is loaded here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings(PolicyTrainerSettings):
+    """Of the trainer of RL."""
+
+    stage: str = "rl"
+    algo: AlgoConfig
+    max_rollout_tokens: int
+    """Sampled tokens one rollout can have, for reduction=constant."""
+
+    @property
+    def replays_routes(self) -> bool:
+        return self.algo.replay_routes
+
+    def build(self) -> "PolicyTrainer":
+        from burnish.rollout.trainer import Trainer
+
+        return Trainer(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +72,8 @@ class EpisodeSettings:
     agent: Agent
     tasks: str
     """Task set folder; empty where `data` names prompts."""
+    further_tasks: tuple[str, ...] = ()
+    """Task set folders beside it, of a run over several domains."""
     policy: str
     """Policy folder whose tokenizer encodes; empty for scripted agents."""
     blocks: str

@@ -15,6 +15,7 @@ from burnish.envs.prompts.promptset import load_prompts
 from burnish.envs.sandbox.base import SandboxFactory, open_sandboxes
 from burnish.envs.task import Task
 from burnish.envs.taskset import TaskSet, load_taskset
+from burnish.rollout.config import UNGRADED
 from burnish.rollout.harness.base import Harness, load_harness, needs_sandbox
 from burnish.verifiers.config import GradingConfig
 from burnish.verifiers.function import FunctionVerifier
@@ -92,18 +93,20 @@ def open_harness(source: Source) -> Harness:
     return harness
 
 
-def open_verifier(source: Source, sandboxes: SandboxFactory | None) -> Verifier:
-    """The verifier of `source`: hidden tests or a class for task folders, a function for prompts.
+def open_verifier(source: Source, sandboxes: SandboxFactory | None) -> Verifier | None:
+    """The verifier of `source`: hidden tests or a class for task folders, a function for prompts, None for UNGRADED.
 
     Raises:
         UserError: it does not resolve.
     """
+    if source.verifier == UNGRADED:
+        return None
     if sandboxes is None:
         return FunctionVerifier(source.verifier, source.grading)
     return load_verifier(source.verifier, sandboxes)
 
 
-def close_verifier(verifier: Verifier) -> None:
+def close_verifier(verifier: Verifier | None) -> None:
     """Ends the processes of one that has some."""
     if isinstance(verifier, FunctionVerifier):
         verifier.close()

@@ -19,13 +19,14 @@ from burnish.policy.inference.config import EngineConfig
 from burnish.policy.training.metrics import MetricLogger, WandbMode
 from burnish.rollout.agents import sampling_seed
 from burnish.rollout.audit import audit
-from burnish.rollout.batch import StepResult
+from burnish.rollout.batch import StepResult, former_of
 from burnish.rollout.blocks import read_block
 from burnish.rollout.config import Agent, AlgoConfig, ClusterConfig, EpisodeConfig, RlRun, SamplingConfig, Schedule
 from burnish.rollout.controller import Controller
 from burnish.rollout.generator import EngineLoop
 from burnish.rollout.guard import GuardTripped
 from burnish.rollout.ledger import Ledger
+from burnish.rollout.rollouts import order_of
 from burnish.rollout.settings import EpisodeSettings
 from burnish.rollout.types import Disposition, RolloutError
 from burnish.rollout.weight_sync import Receipt, WeightManifest, WeightSyncError
@@ -185,7 +186,8 @@ def start(run: RlRun, folder: Path, tasks, *, reply=skilled, sandboxes=None, ste
         metrics.log(values, step=step, policy_version=step)
         log(values)
 
-    controller = Controller(run, tasks, ledger, folder / "blocks", actors, write, version)
+    order = order_of(tasks, run.algo.group_size, "none", run.seed)
+    controller = Controller(run, order, former_of(run, folder / "blocks"), ledger, actors, write, version)
     return controller, actors, ledger, engine
 
 

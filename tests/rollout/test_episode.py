@@ -31,6 +31,9 @@ def task(**config) -> Task:
     )
 
 
+UNGRADED = object()
+
+
 def play(
     agent, *, sandboxes=None, verifier=None, harness=None, cancel_after_s=None, the_task=None, **budget
 ) -> Trajectory:
@@ -42,7 +45,7 @@ def play(
                 run_id="test",
                 harness=harness or load_harness("bash"),
                 sandboxes=sandboxes,
-                verifier=verifier or FileVerifier("/app/out.txt", "amber\n"),
+                verifier=None if verifier is UNGRADED else verifier or FileVerifier("/app/out.txt", "amber\n"),
                 threads=threads,
             )
             slot = Slot(task_id="write-amber", group_index=0, member=0)
@@ -195,3 +198,19 @@ def test_trajectories_are_values():
     trajectory = play(ScriptedAgent(SOLVED))
     with pytest.raises(dataclasses.FrozenInstanceError):
         trajectory.outcome = Outcome.cancelled
+
+
+def test_a_run_that_grades_nothing_records_what_happened_and_no_reward():
+    sandboxes = MemorySandboxes()
+    finished = play(ScriptedAgent(SOLVED), sandboxes=sandboxes, verifier=UNGRADED)
+    assert (finished.outcome, finished.verdict, finished.is_graded) == (Outcome.finished, None, False)
+    assert finished.is_usable
+    assert not finished.has_reward
+    assert len(sandboxes.made) == 1, "the agent's sandbox only"
+    assert Trajectory.from_dict(finished.to_dict()) == finished
+    spent = play(ScriptedAgent(["false"] * 9), verifier=UNGRADED, max_turns=2)
+    assert (spent.outcome, spent.is_usable) == (Outcome.budget_exhausted, True)
+    crashed = play(ScriptedAgent(["crash"]), verifier=UNGRADED)
+    assert (crashed.outcome, crashed.verdict, crashed.is_usable) == (Outcome.agent_crashed_env, None, True)
+    unplugged = play(ScriptedAgent(["unplug"]), verifier=UNGRADED)
+    assert (unplugged.outcome, unplugged.is_usable) == (Outcome.infra_failed, False)

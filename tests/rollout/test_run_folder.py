@@ -7,7 +7,7 @@ import pytest
 from burnish.configs.schema import to_yaml
 from burnish.envs.errors import UserError
 from burnish.rollout.config import RlRun
-from burnish.rollout.train import claim, read_run
+from burnish.rollout.run_folder import Parent, claim, read_run
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def run(tmp_path):
 
 
 def test_settings_come_back_from_wherever_the_folder_is_now(run):
-    read = read_run(RlRun(resume=str(run)))
+    read = read_run(RlRun(resume=str(run)), "rl")
     assert (read.tasks, read.name, read.runs) == ("tasks", "run", str(run.parent))
 
 
@@ -32,26 +32,32 @@ def test_settings_come_back_from_wherever_the_folder_is_now(run):
 def test_damaged_settings_are_named(run, content):
     (run / "config.yaml").write_bytes(content)
     if not content:
-        assert read_run(RlRun(resume=str(run))).tasks == ""
+        assert read_run(RlRun(resume=str(run)), "rl").tasks == ""
         return
-    with pytest.raises(UserError, match=r"config.yaml: not the settings of an RL run that this version reads"):
-        read_run(RlRun(resume=str(run)))
+    with pytest.raises(UserError, match=r"config.yaml: not settings of `burnish rl` that this version reads"):
+        read_run(RlRun(resume=str(run)), "rl")
 
 
 def test_no_run_and_further_keys_are_named(run, tmp_path):
-    with pytest.raises(UserError, match="no RL run there"):
-        read_run(RlRun(resume=str(tmp_path / "elsewhere")))
+    with pytest.raises(UserError, match="no run of `burnish rl` there"):
+        read_run(RlRun(resume=str(tmp_path / "elsewhere")), "rl")
     with pytest.raises(UserError, match="give no other key"):
-        read_run(RlRun(resume=str(run), max_steps=9))
+        read_run(RlRun(resume=str(run), max_steps=9), "rl")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
 def test_a_damaged_manifest_is_named(run, content):
     (run / "manifest.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"manifest.json: .*take the run's folder from a copy, or start again"):
-        claim(run, read_run(RlRun(resume=str(run))), "1", True)
+        claim(run, stage="rl", parents={}, settings="", is_resumed=True)
 
 
 def test_a_folder_that_is_taken_is_not_started_again(run):
     with pytest.raises(UserError, match="holds a run: go on with"):
-        claim(run, RlRun(tasks="tasks", policy="p", name="run"), "1", False)
+        claim(run, stage="rl", parents={}, settings="", is_resumed=False)
+
+
+def test_a_parent_that_changed_is_named(run):
+    parents = {"policy": Parent(hash="0", path="policy"), "tasks": Parent(hash="2", path="the/tasks")}
+    with pytest.raises(UserError, match=r"the/tasks has changed since .*: tasks has another hash"):
+        claim(run, stage="rl", parents=parents, settings="", is_resumed=True)
