@@ -192,6 +192,9 @@ def batch_metrics(
     }
     if graded := [trajectory.reward for trajectory in members if trajectory.has_reward]:
         metrics["rollout/reward"] = sum(graded) / len(graded)
+    verdicts = [t.verdict for t in members if t.verdict is not None]
+    if verdicts:
+        metrics["rollout/reused_verdict_share"] = sum(verdict.is_reused for verdict in verdicts) / len(verdicts)
     metrics["rollout/zero_variance_share"] = len(drops.get(DropReason.zero_variance, ())) / count
     for reason in DropReason:
         if reason in drops:

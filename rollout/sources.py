@@ -19,6 +19,7 @@ from burnish.rollout.config import UNGRADED
 from burnish.rollout.harness.base import Harness, load_harness, needs_sandbox
 from burnish.verifiers.config import GradingConfig
 from burnish.verifiers.function import FunctionVerifier
+from burnish.verifiers.reused import ReusedVerdicts
 from burnish.verifiers.verifier import Verifier, load_verifier
 
 NO_SANDBOX = "none"
@@ -102,12 +103,16 @@ def open_verifier(source: Source, sandboxes: SandboxFactory | None) -> Verifier 
     if source.verifier == UNGRADED:
         return None
     if sandboxes is None:
-        return FunctionVerifier(source.verifier, source.grading)
-    return load_verifier(source.verifier, sandboxes)
+        verifier: Verifier = FunctionVerifier(source.verifier, source.grading)
+    else:
+        verifier = load_verifier(source.verifier, sandboxes)
+    return ReusedVerdicts(verifier) if source.grading.reuse else verifier
 
 
 def close_verifier(verifier: Verifier | None) -> None:
     """Ends the processes of one that has some."""
+    if isinstance(verifier, ReusedVerdicts):
+        verifier = verifier.verifier
     if isinstance(verifier, FunctionVerifier):
         verifier.close()
 
@@ -120,7 +125,8 @@ def check_verifier(source: Source, tasks: Sequence[Task], sandboxes: SandboxFact
     """
     verifier = open_verifier(source, sandboxes)
     try:
-        if isinstance(verifier, FunctionVerifier):
-            verifier.check(tasks)
+        real = verifier.verifier if isinstance(verifier, ReusedVerdicts) else verifier
+        if isinstance(real, FunctionVerifier):
+            real.check(tasks)
     finally:
         close_verifier(verifier)

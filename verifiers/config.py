@@ -23,8 +23,10 @@ class Style(StrEnum):
 
 @dataclass(kw_only=True)
 class GradingConfig:
-    """How a reward function is run: in processes of its own, each call with a time limit."""
+    """How rewards come about: whether verdicts are reused, and how a reward function is run (in processes of its own)."""
 
+    reuse: bool = False
+    """Artifacts of a task that were graded before get that verdict again. Only for tests whose verdict depends on nothing else."""
     style: Style = Style.auto
     """auto | plain | verl | trl: how the function is called."""
     options: dict[str, Any] = field(default_factory=dict)

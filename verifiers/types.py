@@ -41,3 +41,5 @@ class Verdict:
     duration_s: float
     artifacts_hash: str
     """Content hash of what was graded: the same artifacts can be graded again."""
+    is_reused: bool = False
+    """The verdict of an earlier attempt of this task that left the same artifacts."""
