@@ -266,7 +266,7 @@ def test_required_keys_are_asked_for(verb, capsys):
     ("words", "says"),
     [
         (["evall"], "unknown verb 'evall'; did you mean 'eval'?"),
-        (["distill"], "unknown verb 'distill'"),
+        (["distil"], "unknown verb 'distil'; did you mean 'distill'?"),
         (["eval", "--dryrun"], "unknown option '--dryrun'"),
         (["audit", "one", "two"], "'two' is not an override"),
         (["parity", "somewhere", "--cases"], "option --cases needs a value"),
