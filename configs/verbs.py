@@ -87,6 +87,12 @@ VERBS: dict[str, Verb] = {
             config="burnish.rollout.config:RlRun",
         ),
         Verb(
+            name="distill",
+            summary="let one policy learn from several specialists, on its own trajectories",
+            entry="burnish.distill.train:main",
+            config="burnish.distill.config:DistillRun",
+        ),
+        Verb(
             name="eval",
             summary="score a policy (or the oracle, or nothing) on a task set, with intervals",
             entry="burnish.rollout.evaluate:main",
