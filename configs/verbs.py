@@ -127,6 +127,13 @@ VERBS: dict[str, Verb] = {
             positionals=("run",),
         ),
         Verb(
+            name="replay",
+            summary="compute one trajectory of an RL run again: engine, trainer, verdict",
+            entry="burnish.rollout.replay.run:main",
+            config="burnish.rollout.config:ReplayRun",
+            positionals=("run", "slot"),
+        ),
+        Verb(
             name="reap",
             summary="remove containers that dead runs left behind",
             entry="burnish.envs.sandbox.reap:main",

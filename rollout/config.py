@@ -3,6 +3,7 @@
 Every check that needs no file is made here, at compose time: what passes is a run that can start.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -375,3 +376,28 @@ class ReportRun:
     """Run folder of a pipeline, a training or an evaluation."""
     out: str = ""
     """HTML file to write; empty is report/index.html in the run folder."""
+
+
+@dataclass(kw_only=True)
+class ReplayRun:
+    """burnish replay RUN SLOT: one trajectory of an RL run computed again, token by token, and its verdict reached again."""
+
+    run: str = MISSING
+    """Run folder."""
+    slot: str = MISSING
+    """Slot, such as 000-000003-001, whose counting or last attempt is taken; or an attempt, such as 000-000003-001-00."""
+    verdict: bool = True
+    """Grade it again, for which its commands are run again in a fresh sandbox."""
+    sandbox: SandboxKind = SandboxKind.auto
+    """Where they are run: docker | local. auto is what the run's settings say, and docker where they leave it open: what a
+    policy did in a container is never done to this machine unasked."""
+    max_difference: float = 0.01
+    """Largest difference of a token's log-probability (nats) that is equal where the run was not deterministic."""
+    rows: int = 100
+    """Tokens shown; of more, those that differ most."""
+    json: bool = False
+    """Print one JSON object with every token instead."""
+
+    def __post_init__(self) -> None:
+        require("max_difference", self.max_difference, 0 <= self.max_difference < math.inf, ">= 0 and finite")
+        require("rows", self.rows, self.rows >= 1, ">= 1")
