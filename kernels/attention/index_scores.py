@@ -211,6 +211,8 @@ class ScoreTiles:
     num_warps: int = 4
     programs_per_processor: int = 4
     num_stages: int = 2
+    asm: bool = True
+    """Unpack four bytes at once by inline assembly; the interpreter never does."""
 
 
 def fold_query(query: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -314,7 +316,7 @@ def index_scores(
         width, keys.table.shape[1], blocks.shape[1] if blocks is not None else 0, tiles_each,
         ENTRIES_PER_PAGE=keys.entries_per_page, ROW_BYTES=keys.rows.shape[1], GROUPS=channels // GROUP,
         HEADS=q8.shape[2], ROWS=rows_per_program, BLOCK_K=tiles.block_k, GATHER=blocks is not None,
-        BLOCK_MAX=block_max, PIN=pin_newest, ROUND=rounds, ASM=not is_interpreted(),
+        BLOCK_MAX=block_max, PIN=pin_newest, ROUND=rounds, ASM=tiles.asm and not is_interpreted(),
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return scores, best

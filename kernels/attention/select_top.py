@@ -1,12 +1,10 @@
 """The exact k best entries of each row, ties to the lower index, in ascending order; and the candidate pool made of it.
 
-A row of at most one chunk is held by one program: the k-th largest value is found by halving an interval of order
-preserving keys and counting, and a prefix sum places what is chosen, in order, without a sort. Longer rows: a sample of
-the row gives a threshold that about twice k entries pass, narrow programs stream the row once and keep what passes, and
-the same selection runs over what was kept. Rows where too few or too many passed are done again chunk by chunk without
-a threshold: the result is exact whatever the sample said. No score is NaN.
-Shapes: R rows, T entries, K slots, C parts of a row. Twins: kernels/attention/reference.py::select_top_ref,
-candidate_blocks_ref.
+The k best of a row lie in the k groups with the best maxima (equal maxima: the first groups), so long rows are read once
+for the maxima of groups of 64 and 512, and one program a row walks down: k groups of 512, of 64, of 8, then k entries.
+Every step looks at 8 k values: the k-th largest is found by halving an interval of order preserving keys and counting,
+and a prefix sum places what is chosen, in order, without a sort. No score is NaN.
+Shapes: R rows, T entries, K slots. Twins: kernels/attention/reference.py::select_top_ref, candidate_blocks_ref.
 """
 
 from dataclasses import dataclass
@@ -95,170 +93,139 @@ def _fill_empty(out_ptr, number, k, SLOTS: tl.constexpr):
 
 
 @triton.jit
-def _select_kernel(
-    score_ptr, limit_ptr, blocks_ptr, out_ptr, stride, M, k,
-    BITS: tl.constexpr, VECTOR: tl.constexpr, HAS_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    limit = tl.load(limit_ptr + row).to(tl.int32)
-    i = tl.arange(0, BLOCK)
-    x = _load_scores(score_ptr + row * stride, i, limit, VECTOR)
-    threshold, passed = _threshold(x, k, BITS, BLOCK, SLOTS)
-    chosen, slot = _place(x, threshold, passed, k)
-    entry = i
-    if HAS_BLOCKS:
-        # a column of a candidate block stands for an entry
-        entry = tl.load(blocks_ptr + row * M + i // 8, mask=chosen, other=0) * 8 + i % 8
-    tl.store(out_ptr + row * k + slot, entry, mask=chosen)
-    _fill_empty(out_ptr + row * k, passed, k, SLOTS)
-
-
-@triton.jit
-def _sample_kernel(
-    score_ptr, limit_ptr, threshold_ptr, stride, k, VECTOR: tl.constexpr, SAMPLES: tl.constexpr, SLOTS: tl.constexpr
-):
-    # eight neighbours (a sector of memory) at a random place of each of SAMPLES / 8 equal windows
-    row = tl.program_id(0).to(tl.int64)
-    limit = tl.load(limit_ptr + row).to(tl.int32)
-    i = tl.arange(0, SAMPLES)
-    window = tl.maximum(limit // SAMPLES, 1)
-    noise = ((i // 8 + 1) * 0x2C1B3C6D) ^ ((i // 8 + 77) * 0x297A2D39)
-    at = (i // 8 * window + ((noise >> 7) & 0xFFFF) % window) * 8 + i % 8
-    x = _load_scores(score_ptr + row * stride, at, limit, VECTOR)
-    # twice k entries of the row and a margin are expected to reach the sample's rank-th value
-    rank = 2 * k // window + 8
-    threshold, _ = _threshold(x, rank, 16, SAMPLES, SLOTS)
-    tl.store(threshold_ptr + row, threshold)
-
-
-@triton.jit
-def _pass_kernel(
-    score_ptr, limit_ptr, threshold_ptr, kept_ptr, entry_ptr, count_ptr, stride, span, num_parts, room,
-    VECTOR: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    limit = tl.load(limit_ptr + row).to(tl.int32)
-    threshold = tl.load(threshold_ptr + row)
-    score_ptr += row * stride
-    kept = kept_ptr + (row * num_parts + part) * room
-    entries = entry_ptr + (row * num_parts + part) * room
-    end = tl.minimum((part + 1) * span, limit)
-    step = tl.arange(0, STEP)
-    count = tl.full((), 0, tl.int32)
-    x = _load_scores(score_ptr, part * span + step, end, VECTOR)
-    for start in range(part * span, end, STEP):
-        # the next step's values are on their way while this step's are counted
-        following = _load_scores(score_ptr, start + STEP + step, end, VECTOR)
-        chosen = x >= threshold
-        passed = _count(chosen)
-        if passed > 0:
-            slot = count + tl.cumsum(chosen.to(tl.int32), 0) - 1
-            tl.store(kept + slot, x, mask=chosen & (slot < room))
-            tl.store(entries + slot, start + step, mask=chosen & (slot < room))
-            count += passed
-        x = following
-    tl.store(count_ptr + row * num_parts + part, count)
-
-
-@triton.jit
-def _is_good(counts, threshold, k, room, WIDE: tl.constexpr):
-    """What passed in the parts of a row holds its k best: all of it was kept, there is enough, and not too much."""
-    total = tl.sum(counts, 0)
-    return (tl.max(counts, 0) <= room) & (total <= WIDE) & ((total >= k) | (threshold <= -3.3e38))
-
-
-@triton.jit
-def _again_kernel(
-    score_ptr, limit_ptr, threshold_ptr, count_ptr, kept_ptr, entry_ptr, again_ptr,
-    stride, k, num_parts, num_chunks, room,
-    BITS: tl.constexpr, VECTOR: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
-    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    p = tl.arange(0, PARTS)
-    counts = tl.load(count_ptr + row * num_parts + p, mask=p < num_parts, other=0)
-    if _is_good(counts, tl.load(threshold_ptr + row), k, room, WIDE) == 0:
-        limit = tl.load(limit_ptr + row).to(tl.int32)
-        i = chunk * CHUNK + tl.arange(0, CHUNK)
-        x = _load_scores(score_ptr + row * stride, i, limit, VECTOR)
-        threshold, passed = _threshold(x, k, BITS, CHUNK, SLOTS)
-        chosen, slot = _place(x, threshold, passed, k)
-        at = (row * num_chunks + chunk) * SLOTS + slot
-        tl.store(kept_ptr + at, x, mask=chosen)
-        tl.store(entry_ptr + at, i, mask=chosen)
-        tl.store(again_ptr + row * num_chunks + chunk, tl.minimum(passed, k))
-
-
-@triton.jit
-def _later(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
-def _merge(
-    kept_ptr, entry_ptr, mark_ptr, out_ptr, counts, part, num_parts, room, k,
-    BITS: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Select among what the parts of a row kept, WIDTH values at most, in the order of the row."""
-    w = tl.arange(0, WIDTH)
-    tl.store(mark_ptr + w, tl.full((WIDTH,), 0, tl.int32))
-    tl.debug_barrier()
-    first = tl.cumsum(counts, 0) - counts
-    tl.store(mark_ptr + first, (part << 16) | first, mask=(counts > 0) & (part < num_parts))
-    tl.debug_barrier()
-    # the last mark at or before a place names the part it belongs to and where that begins
-    mark = tl.associative_scan(tl.load(mark_ptr + w, cache_modifier=".cg"), 0, _later)
-    at = (mark >> 16) * room + w - (mark & 0xFFFF)
-    is_there = w < tl.sum(counts, 0)
-    x = tl.load(kept_ptr + at, mask=is_there, other=float("-inf"))
+def _narrow(x, place, scratch_ptr, k, BITS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
+    """Keep the places of the k best of x [WIDTH] in scratch [SLOTS], ascending, -1 last; returns them [SLOTS]."""
     threshold, passed = _threshold(x, k, BITS, WIDTH, SLOTS)
     chosen, slot = _place(x, threshold, passed, k)
-    tl.store(out_ptr + slot, tl.load(entry_ptr + at, mask=chosen, other=0), mask=chosen)
+    tl.store(scratch_ptr + slot, place, mask=chosen)
+    _fill_empty(scratch_ptr, tl.minimum(passed, k), SLOTS, SLOTS)
+    tl.debug_barrier()
+    return tl.load(scratch_ptr + tl.arange(0, SLOTS))
+
+
+@triton.jit
+def _children(parent, SLOTS: tl.constexpr):
+    """[8 SLOTS] places of the eight members of each chosen group, negative for no group."""
+    member = tl.arange(0, 8)
+    child = tl.where(parent[:, None] < 0, -1, parent[:, None] * 8 + member[None, :])
+    return tl.reshape(child, (SLOTS * 8,))
+
+
+@triton.jit
+def _load_places(ptr, place, limit):
+    return tl.load(ptr + place, mask=(place >= 0) & (place < limit), other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _load_group_maxima(score_ptr, group, limit, VECTOR: tl.constexpr):
+    """Maxima of groups of eight scores."""
+    member = tl.arange(0, 8)
+    at = tl.maximum(group, 0)[:, None] * 8 + member[None, :]
+    return tl.where(group < 0, float("-inf"), tl.max(_load_scores(score_ptr, at, limit, VECTOR), 1))
+
+
+@triton.jit
+def _finish(
+    score_ptr, blocks_ptr, out_ptr, x, place, k, BITS: tl.constexpr, HAS_BLOCKS: tl.constexpr, WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Write the k best of x [WIDTH]."""
+    threshold, passed = _threshold(x, k, BITS, WIDTH, SLOTS)
+    chosen, slot = _place(x, threshold, passed, k)
+    if HAS_BLOCKS:
+        # a column of a candidate block stands for an entry
+        place = tl.load(blocks_ptr + place // 8, mask=chosen, other=0) * 8 + place % 8
+    tl.store(out_ptr + slot, place, mask=chosen)
     _fill_empty(out_ptr, passed, k, SLOTS)
 
 
 @triton.jit
-def _merge_kernel(
-    kept_ptr, entry_ptr, count_ptr, threshold_ptr, kept2_ptr, entry2_ptr, again_ptr, mark_ptr, out_ptr,
-    k, num_parts, num_chunks, room,
-    BITS: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
+def _select_kernel(
+    score_ptr, limit_ptr, blocks_ptr, out_ptr, scratch_ptr, stride, M, k,
+    BITS: tl.constexpr, VECTOR: tl.constexpr, HAS_BLOCKS: tl.constexpr, GROUPED: tl.constexpr, BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
+    # rows of at most BLOCK entries
     row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, PARTS)
-    counts = tl.load(count_ptr + row * num_parts + part, mask=part < num_parts, other=0)
-    kept_ptr += row * num_parts * room
-    entry_ptr += row * num_parts * room
-    is_good = _is_good(counts, tl.load(threshold_ptr + row), k, room, WIDE)
-    mark_ptr += row * WIDE
+    limit = tl.load(limit_ptr + row).to(tl.int32)
+    score_ptr += row * stride
     out_ptr += row * k
-    if is_good == 0:
-        counts = tl.load(again_ptr + row * num_chunks + part, mask=part < num_chunks, other=0)
-        kept2_ptr += row * num_chunks * SLOTS
-        entry2_ptr += row * num_chunks * SLOTS
-        _merge(kept2_ptr, entry2_ptr, mark_ptr, out_ptr, counts, part, num_chunks, SLOTS, k, BITS, SLOTS, WIDE)
-    elif tl.sum(counts, 0) <= NARROW:
-        _merge(kept_ptr, entry_ptr, mark_ptr, out_ptr, counts, part, num_parts, room, k, BITS, SLOTS, NARROW)
+    if HAS_BLOCKS:
+        blocks_ptr += row * M
+    if GROUPED:
+        group = tl.arange(0, BLOCK // 8)
+        best = _load_group_maxima(score_ptr, group, limit, VECTOR)
+        parent = _narrow(best, group, scratch_ptr + row * SLOTS, k, BITS, BLOCK // 8, SLOTS)
+        place = _children(parent, SLOTS)
+        x = _load_places(score_ptr, place, limit)
+        _finish(score_ptr, blocks_ptr, out_ptr, x, place, k, BITS, HAS_BLOCKS, SLOTS * 8, SLOTS)
     else:
-        _merge(kept_ptr, entry_ptr, mark_ptr, out_ptr, counts, part, num_parts, room, k, BITS, SLOTS, WIDE)
+        place = tl.arange(0, BLOCK)
+        x = _load_scores(score_ptr, place, limit, VECTOR)
+        _finish(score_ptr, blocks_ptr, out_ptr, x, place, k, BITS, HAS_BLOCKS, BLOCK, SLOTS)
+
+
+@triton.jit
+def _maxima_kernel(
+    score_ptr, limit_ptr, fine_ptr, coarse_ptr, stride, num_fine, num_coarse,
+    VECTOR: tl.constexpr, GROUP: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    # COUNT groups of GROUP entries a program
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    limit = tl.load(limit_ptr + row).to(tl.int32)
+    if part * (COUNT * GROUP) < limit:
+        group = part * COUNT + tl.arange(0, COUNT)
+        member = tl.arange(0, GROUP)
+        x = _load_scores(score_ptr + row * stride, group[:, None] * GROUP + member[None, :], limit, VECTOR)
+        best = tl.max(x, 1)
+        tl.store(fine_ptr + row * num_fine + group, best.to(fine_ptr.dtype.element_ty), mask=group < num_fine)
+        above = part * (COUNT // 8) + tl.arange(0, COUNT // 8)
+        best = tl.max(tl.reshape(best, (COUNT // 8, 8)), 1)
+        at = coarse_ptr + row * num_coarse + above
+        tl.store(at, best.to(coarse_ptr.dtype.element_ty), mask=above < num_coarse)
+
+
+@triton.jit
+def _descend_kernel(
+    score_ptr, limit_ptr, fine_ptr, coarse_ptr, out_ptr, scratch_ptr, stride, num_fine, num_coarse, k,
+    BITS: tl.constexpr, VECTOR: tl.constexpr, GROUP: tl.constexpr, COARSE: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    # GROUP is 64 (the coarse maxima are of 512) or 8 (the coarse ones are not used)
+    row = tl.program_id(0).to(tl.int64)
+    limit = tl.load(limit_ptr + row).to(tl.int32)
+    score_ptr += row * stride
+    fine_ptr += row * num_fine
+    out_ptr += row * k
+    scratch_ptr += row * 3 * SLOTS
+    fine_limit = tl.cdiv(limit, GROUP)
+    if GROUP == 64:
+        place = tl.arange(0, COARSE)
+        best = _load_places(coarse_ptr + row * num_coarse, place, tl.cdiv(limit, 512))
+        place = _children(_narrow(best, place, scratch_ptr, k, BITS, COARSE, SLOTS), SLOTS)
+        best = _load_places(fine_ptr, place, fine_limit)
+        place = _children(_narrow(best, place, scratch_ptr + SLOTS, k, BITS, SLOTS * 8, SLOTS), SLOTS)
+        best = _load_group_maxima(score_ptr, place, limit, VECTOR)
+        parent = _narrow(best, place, scratch_ptr + 2 * SLOTS, k, BITS, SLOTS * 8, SLOTS)
+    else:
+        place = tl.arange(0, COARSE)
+        best = _load_places(fine_ptr, place, fine_limit)
+        parent = _narrow(best, place, scratch_ptr, k, BITS, COARSE, SLOTS)
+    place = _children(parent, SLOTS)
+    x = _load_places(score_ptr, place, limit)
+    _finish(score_ptr, score_ptr, out_ptr, x, place, k, BITS, False, SLOTS * 8, SLOTS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectTiles:
     """How a selection is cut."""
 
-    chunk: int = 16384
-    """Entries a program may hold."""
-    samples: int = 8192
-    step: int = 512
-    """Entries of one step of a streaming program."""
-    least_span: int = 2048
-    """Fewest entries of a streaming program."""
-    programs: int = 2048
-    """Streaming programs of a launch to aim for."""
-    room: int = 2048
-    """Values a streaming program can keep."""
-    wide: int = 32768
-    """Values the merge can hold."""
+    one_program: int = 16384
+    """Entries of a row that one program looks at."""
+    most_maxima: int = 16384
+    """Group maxima that one program looks at in one step."""
+    most_slots: int = 1024
+    """Slots up to which groups of 64 are walked down; more slots take groups of 8."""
+    num_warps: int | None = None
 
 
 def _warps(elements: int) -> int:
@@ -282,41 +249,29 @@ def _vector(scores: torch.Tensor) -> int:
 
 
 def _select_long(scores: torch.Tensor, visible: torch.Tensor, k: int, out: torch.Tensor, tiles: SelectTiles) -> None:
-    """Rows of more than one chunk, in four launches."""
+    """Rows of more than one program: one pass for the maxima, one program a row for the rest."""
     num_rows, length = scores.shape
     device, stride, bits, vector = scores.device, scores.stride(0), 8 * scores.element_size(), _vector(scores)
     slots = triton.next_power_of_2(k)
-    span = max(tiles.least_span, triton.cdiv(length * num_rows, tiles.programs))
-    span = min(triton.next_power_of_2(span), tiles.chunk)
-    num_parts, num_chunks = triton.cdiv(length, span), triton.cdiv(length, tiles.chunk)
-    parts, room = max(16, triton.next_power_of_2(num_parts)), min(span, tiles.room)
-    if num_chunks * k > tiles.wide or parts > 1 << 15:
-        raise ValueError(f"select_top: {length} columns with k={k} are {num_chunks} chunks: too many to merge")
-
-    def scratch(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(*shape, dtype=dtype, device=device)
-
-    threshold = scratch(num_rows, dtype=torch.float32)
-    kept, entry = scratch(num_rows, num_parts, room, dtype=torch.float32), scratch(num_rows, num_parts, room)
-    kept2, entry2 = scratch(num_rows, num_chunks, slots, dtype=torch.float32), scratch(num_rows, num_chunks, slots)
-    counts, again, mark = scratch(num_rows, num_parts), scratch(num_rows, num_chunks), scratch(num_rows, tiles.wide)
-    _sample_kernel[(num_rows,)](
-        scores, visible, threshold, stride, k, VECTOR=vector, SAMPLES=tiles.samples, SLOTS=min(slots, tiles.samples),
-        num_warps=_warps(tiles.samples),
+    group = 64 if slots <= tiles.most_slots else 8
+    num_fine, num_coarse = triton.cdiv(length, group), triton.cdiv(length, 8 * group)
+    width = triton.next_power_of_2(num_coarse if group == 64 else num_fine)
+    if width > tiles.most_maxima:
+        raise ValueError(
+            f"select_top: {length} columns with k={k} have {width} group maxima, more than {tiles.most_maxima}"
+        )
+    fine = torch.empty(num_rows, num_fine, dtype=scores.dtype, device=device)
+    coarse = torch.empty(num_rows, num_coarse, dtype=scores.dtype, device=device)
+    scratch = torch.empty(num_rows, 3, slots, dtype=torch.int32, device=device)
+    count = 4096 // group
+    _maxima_kernel[(triton.cdiv(num_fine, count), num_rows)](
+        scores, visible, fine, coarse, stride, num_fine, num_coarse, VECTOR=vector, GROUP=group, COUNT=count,
+        num_warps=4,
     )  # fmt: skip
-    _pass_kernel[(num_parts, num_rows)](
-        scores, visible, threshold, kept, entry, counts, stride, span, num_parts, room,
-        VECTOR=vector, STEP=tiles.step, num_warps=1,
-    )  # fmt: skip
-    _again_kernel[(num_chunks, num_rows)](
-        scores, visible, threshold, counts, kept2, entry2, again, stride, k, num_parts, num_chunks, room,
-        BITS=bits, VECTOR=vector, PARTS=parts, CHUNK=tiles.chunk, SLOTS=slots, WIDE=tiles.wide,
-        num_warps=_warps(tiles.chunk),
-    )  # fmt: skip
-    _merge_kernel[(num_rows,)](
-        kept, entry, counts, threshold, kept2, entry2, again, mark, out, k, num_parts, num_chunks, room,
-        BITS=bits, PARTS=parts, SLOTS=slots, NARROW=min(tiles.wide, max(4096, 4 * slots)), WIDE=tiles.wide,
-        num_warps=16,
+    width = max(width, slots)
+    _descend_kernel[(num_rows,)](
+        scores, visible, fine, coarse, out, scratch, stride, num_fine, num_coarse, k, BITS=bits, VECTOR=vector,
+        GROUP=group, COARSE=width, SLOTS=slots, num_warps=tiles.num_warps or _warps(max(width, 8 * slots)),
     )  # fmt: skip
 
 
@@ -335,7 +290,7 @@ def select_top(
         scores: [R, T] fp32 or bf16, contiguous rows; -inf is never chosen.
         visible: [R] int, only the first `visible` columns of a row count.
         k: slots.
-        blocks: [R, T / 8] int32: column 8 i + j stands for entry 8 blocks[i] + j; only for rows of at most one chunk.
+        blocks: [R, T / 8] int32: column 8 i + j stands for entry 8 blocks[i] + j.
         out: [R, k] int32 to write into.
         tiles: for tests and measurements.
 
@@ -343,7 +298,7 @@ def select_top(
         [R, k] int32, ascending, -1 (none) last.
 
     Raises:
-        ValueError: shapes do not fit, or more columns than can be merged.
+        ValueError: shapes do not fit, or more columns than one program's group maxima.
     """
     _check(scores, visible, k, blocks)
     num_rows, length = scores.shape
@@ -360,13 +315,16 @@ def select_top(
         return out
     slots = triton.next_power_of_2(k)
     block = max(triton.next_power_of_2(max(length, 1)), slots, 16)
-    if block > max(tiles.chunk, slots) and blocks is None:
+    if block > max(tiles.one_program, slots) and blocks is None:
         _select_long(scores, visible, k, out, tiles)
         return out
+    # reading groups first pays when it leaves a part of the row
+    is_grouped = block >= 16 * slots
+    scratch = torch.empty((num_rows, slots) if is_grouped else (0,), dtype=torch.int32, device=scores.device)
     _select_kernel[(num_rows,)](
-        scores, visible, blocks, out, scores.stride(0), blocks.shape[1] if blocks is not None else 0, k,
-        BITS=8 * scores.element_size(), VECTOR=_vector(scores), HAS_BLOCKS=blocks is not None, BLOCK=block,
-        SLOTS=slots, num_warps=_warps(block),
+        scores, visible, blocks, out, scratch, scores.stride(0), blocks.shape[1] if blocks is not None else 0, k,
+        BITS=8 * scores.element_size(), VECTOR=_vector(scores), HAS_BLOCKS=blocks is not None, GROUPED=is_grouped,
+        BLOCK=block, SLOTS=slots, num_warps=tiles.num_warps or _warps(block),
     )  # fmt: skip
     return out
 

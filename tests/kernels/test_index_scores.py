@@ -105,6 +105,29 @@ def test_group_scales_far_apart_stay_exact():
     assert_close("far apart", got, want, 1e-6)
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no inline assembly")
+def test_assembly_and_plain_form_give_the_same_bits():
+    keys = make_keys(1, 8, 128, 64)
+    query, weights = make_query(2, 32, 128)
+    context, visible = torch.zeros(2, dtype=torch.int64, device=DEVICE), torch.tensor([512, 300], device=DEVICE)
+    forms = [
+        index_scores(query, weights, keys, context, visible, 512, tiles=ScoreTiles(asm=asm))[0] for asm in (False, True)
+    ]
+    for row, length in enumerate(visible.tolist()):
+        assert torch.equal(forms[0][row, :length], forms[1][row, :length])
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no bf16 arithmetic")
+def test_rounded_scores_have_the_bits_of_a_bf16_model():
+    keys = make_keys(1, 8, 128, 64)
+    query, weights = make_query(2, 32, 128)
+    query, weights = query.bfloat16(), weights.bfloat16()
+    context, visible = torch.zeros(2, dtype=torch.int64, device=DEVICE), torch.tensor([512, 512], device=DEVICE)
+    got, _ = index_scores(query, weights, keys, context, visible, 512, rounds=True)
+    want = index_scores_ref(query, weights, dense(keys, 128).bfloat16(), context)
+    assert (got.float() == want).float().mean() > 0.999
+
+
 def test_wrong_rows_are_named():
     keys = make_keys(1, 1, 64, 64)
     query, weights = make_query(1, 4, 32)

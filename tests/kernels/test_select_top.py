@@ -1,16 +1,15 @@
-"""The exact selection against a stable sort: ties, signed zeros, short rows, many chunks, thresholds that were wrong."""
+"""The exact selection against a stable sort: ties, signed zeros, short rows, every depth of the walk."""
 
 import pytest
 import torch
 
-from burnish.kernels.attention import select_top as select_top_module
 from burnish.kernels.attention.reference import candidate_blocks_ref, select_top_ref
 from burnish.kernels.attention.select_top import SelectTiles, candidate_pool, select_top
 
 pytestmark = pytest.mark.triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SMALL = SelectTiles(chunk=64, samples=64, step=16, least_span=32, programs=8, room=32, wide=512)
+SMALL = SelectTiles(one_program=256, most_maxima=256, most_slots=16)
 
 
 def expect(scores: torch.Tensor, visible: torch.Tensor, k: int) -> torch.Tensor:
@@ -26,14 +25,14 @@ def some_scores(num_rows: int, length: int, kind: str) -> torch.Tensor:
         scores[:, ::3] = -0.0
     if kind == "holes":
         scores[torch.rand(num_rows, length) < 0.7] = -torch.inf
-    if kind == "rising":  # the best entries lie in the last chunk, where a chunk overflows
+    if kind == "rising":  # the best entries lie side by side
         scores = torch.arange(length).expand(num_rows, -1) + scores * 0.1
     return scores.to(DEVICE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["plain", "ties", "holes", "rising"])
-@pytest.mark.parametrize("length", [40, 64, 300])
+@pytest.mark.parametrize("length", [40, 256, 300, 1500])
 def test_selection_is_the_stable_sorts(length, kind, dtype):
     scores = some_scores(4, length, kind).to(dtype)
     visible = torch.tensor([length, length - 7, 5, 0], device=DEVICE)
@@ -41,24 +40,28 @@ def test_selection_is_the_stable_sorts(length, kind, dtype):
     assert torch.equal(got, expect(scores, visible, 12))
 
 
-class FixedThreshold:
-    """Stands in for the sample: a threshold of our choice."""
-
-    def __init__(self, score: float) -> None:
-        self.score = score
-
-    def __getitem__(self, grid):
-        return lambda scores, visible, threshold, *args, **kwargs: threshold.fill_(self.score)
+@pytest.mark.parametrize("kind", ["plain", "ties", "holes"])
+def test_many_slots_take_the_groups_of_eight(kind):
+    scores = some_scores(3, 1100, kind)
+    visible = torch.tensor([1100, 700, 31], device=DEVICE)
+    assert torch.equal(select_top(scores, visible, 20, tiles=SMALL), expect(scores, visible, 20))
 
 
-@pytest.mark.parametrize("threshold", [-100.0, 0.5, 2.5, 100.0])
-def test_whatever_the_threshold_the_selection_is_exact(threshold, monkeypatch):
-    scores = some_scores(3, 300, "plain")
-    scores[1] -= 1.5  # at 0.5 too few entries of this row pass, at 100 none of any
-    visible = torch.tensor([300, 280, 20], device=DEVICE)
-    monkeypatch.setattr(select_top_module, "_sample_kernel", FixedThreshold(threshold))
-    assert (scores[1, :280] >= 0.5).sum() < 40 <= (scores[0] >= 0.5).sum()
-    assert torch.equal(select_top(scores, visible, 40, tiles=SMALL), expect(scores, visible, 40))
+def test_equal_maxima_of_groups_go_to_the_first_groups():
+    # one value everywhere, above it a few: which groups of equal maximum are walked down decides
+    scores = torch.zeros(1, 2048, device=DEVICE)
+    scores[0, 1999::2] = 1.0
+    visible = torch.tensor([2048], device=DEVICE)
+    assert torch.equal(select_top(scores, visible, 16, tiles=SMALL), expect(scores, visible, 16))
+    assert torch.equal(select_top(scores, visible, 32, tiles=SMALL), expect(scores, visible, 32))
+
+
+@pytest.mark.parametrize("length", [300, 1500])
+def test_what_scratch_memory_held_before_does_not_matter(length, monkeypatch):
+    scores = some_scores(4, length, "ties").bfloat16()
+    visible = torch.tensor([length, length - 7, 5, 0], device=DEVICE)
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # a place that looks right
+    assert torch.equal(select_top(scores, visible, 12, tiles=SMALL), expect(scores, visible, 12))
 
 
 def test_fewer_slots_than_a_power_of_two_and_infinite_scores():
@@ -95,5 +98,5 @@ def test_candidate_pool_is_the_twins():
 
 
 def test_too_many_columns_are_named():
-    with pytest.raises(ValueError, match=r"select_top: 640 columns with k=60 are 10 chunks: too many to merge"):
-        select_top(torch.zeros(1, 640, device=DEVICE), torch.ones(1, device=DEVICE), 60, tiles=SMALL)
+    with pytest.raises(ValueError, match=r"select_top: 4096 columns with k=60 have 512 group maxima, more than 256"):
+        select_top(torch.zeros(1, 4096, device=DEVICE), torch.ones(1, device=DEVICE), 60, tiles=SMALL)
