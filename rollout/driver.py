@@ -27,7 +27,7 @@ from burnish.policy.training.metrics import MetricLogger, WandbMode
 from burnish.policy.training.progress import Progress
 from burnish.rollout import cluster
 from burnish.rollout.batch import FormBatch
-from burnish.rollout.config import ActingRun
+from burnish.rollout.config import ActingRun, EvalRun
 from burnish.rollout.controller import Controller
 from burnish.rollout.guard import Action, GuardTripped
 from burnish.rollout.harness.base import Harness
@@ -198,7 +198,7 @@ def check_policy(run: ActingRun) -> Tokenizer:
     return check_fits(Path(run.policy), run.encoding.system_token_id)
 
 
-def check_prompts(run: ActingRun, tasks: Sequence[Task], harness: Harness, tokenizer: Tokenizer) -> None:
+def check_prompts(run: ActingRun | EvalRun, tasks: Sequence[Task], harness: Harness, tokenizer: Tokenizer) -> None:
     """Every task leaves room for an answer.
 
     Raises:

@@ -30,6 +30,7 @@ from burnish.policy.encoding.tokenizer import check_fits
 from burnish.policy.training.progress import Progress
 from burnish.rollout.agents import solution_commands
 from burnish.rollout.config import Agent, EvalRun
+from burnish.rollout.driver import check_prompts
 from burnish.rollout.settings import EpisodeSettings
 from burnish.rollout.sources import (
     NO_SANDBOX,
@@ -111,7 +112,7 @@ def check(run: EvalRun, tasks: Sequence[Task], split: str) -> None:
     """
     if not tasks:
         raise UserError(f"{path_of(run)}: split {split} holds no task")
-    open_harness(run)
+    harness = open_harness(run)
     if acts_on_prompts(run):
         check_verifier(run, tasks, None)
     if run.agent is Agent.oracle:
@@ -120,7 +121,8 @@ def check(run: EvalRun, tasks: Sequence[Task], split: str) -> None:
     if run.agent is Agent.policy:
         if not (Path(run.policy) / "config.json").is_file():
             raise UserError(f"policy={run.policy}: not a policy folder (no config.json in it)")
-        check_fits(Path(run.policy), run.encoding.system_token_id)
+        tokenizer = check_fits(Path(run.policy), run.encoding.system_token_id)
+        check_prompts(run, tasks, harness, tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,9 +46,9 @@ def by_length(completion):
     return float(sum(map(ord, completion)) % 2)
 
 
-def contains_e(completion, answer):
+def contains(completion, answer):
     """Something that a tiny policy learns within a few steps."""
-    return min(1.0, completion.count(answer) / 4)
+    return answer in completion
 
 
 def printing(completion):

@@ -12,6 +12,8 @@ from burnish.envs.config import SandboxKind
 from burnish.envs.errors import UserError
 from burnish.envs.prompts.config import PromptColumns, PromptData, PromptFormat
 from burnish.envs.prompts.promptset import load_prompts
+from burnish.policy.config import InitRun
+from burnish.policy.initialize import main as initialise
 from burnish.rollout.agents import ScriptedAgent
 from burnish.rollout.config import Agent, EpisodeConfig, EvalRun, RlRun
 from burnish.rollout.episode import Services, Speech, run_episode
@@ -19,6 +21,7 @@ from burnish.rollout.evaluate import CONDITIONS, RESULTS, SUMMARY, main
 from burnish.rollout.harness.base import Run, load_harness
 from burnish.rollout.sources import open_harness, open_machines
 from burnish.rollout.stats import read_results
+from burnish.rollout.train import check as check_rl
 from burnish.rollout.types import Slot, StopReason, Trajectory
 from burnish.verifiers.config import GradingConfig
 from burnish.verifiers.function import FunctionVerifier
@@ -213,3 +216,18 @@ def test_harness_and_verifier_are_filled_in():
     assert (data.harness, data.verifier) == ("answer", "math")
     assert (tasks.episode.max_turns, data.episode.max_turns) == (8, 1)
     assert open_machines(data) is None
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_named(tmp_path):
+    initialise(InitRun(out=str(tmp_path / "policy")))
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "word " * n, "answer": "a"}) + "\n" for n in (1, 300)))
+    for run, check in (
+        (evaluation(str(path), tmp_path / "out", agent=Agent.policy, policy=str(tmp_path / "policy")), main),
+        (RlRun(data=PromptData(path=str(path)), verifier="exact", policy=str(tmp_path / "policy")), check_rl),
+    ):
+        run.episode.max_context_tokens = 128
+        with pytest.raises(
+            UserError, match=r"p.jsonl line 2: its prompt has \d+ tokens, episode.max_context_tokens is 128"
+        ):
+            check(run)
