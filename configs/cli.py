@@ -63,7 +63,8 @@ def _run(verb: Verb, args: list[str]) -> int:
 
     config = compose(verb.name, as_overrides(verb, words))
     if "--dry-run" in args:
-        _write(f"# burnish {verb.name}: {verb.summary}\n# would run {verb.entry} with\n{to_yaml(config)}")
+        plan = f"{verb.plan_of(config)}\n" if verb.plan else ""
+        _write(f"# burnish {verb.name}: {verb.summary}\n{plan}# would run {verb.entry} with\n{to_yaml(config)}")
         return 0
     _start_logging()
     num_ranks = getattr(getattr(config, "batch", None), "num_ranks", 1)

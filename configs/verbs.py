@@ -20,9 +20,14 @@ class Verb:
     """Keys that bare words fill, in order (`burnish audit RUN`)."""
     flags: dict[str, str] = field(default_factory=dict)
     """Option -> key that it fills (`--cases 'text*,quant'`)."""
+    plan: str = ""
+    """`module:function` from the root dataclass to what --dry-run shows beside it, as comment lines."""
 
     def config_class(self) -> type:
         return load(self.config)
+
+    def plan_of(self, config: Any) -> str:
+        return load(self.plan)(config)
 
     def entry_point(self) -> Callable[[Any], int | None]:
         return load(self.entry)
@@ -40,9 +45,17 @@ VERBS: dict[str, Verb] = {
     for verb in (
         Verb(
             name="quickstart",
-            summary="synth, SFT, RL and eval of the tiny policy on this machine, with a report",
-            entry="burnish.configs.quickstart:main",
-            config="burnish.configs.quickstart:QuickstartRun",
+            summary="the whole pipeline with the tiny policy on this machine, with a report",
+            entry="burnish.configs.pipeline:main",
+            config="burnish.configs.pipeline:PipelineRun",
+            plan="burnish.configs.pipeline:plan",
+        ),
+        Verb(
+            name="pipeline",
+            summary="synth, SFT, RL a domain, distillation and eval as one resumable run of a recipe",
+            entry="burnish.configs.pipeline:main",
+            config="burnish.configs.pipeline:PipelineRun",
+            plan="burnish.configs.pipeline:plan",
         ),
         Verb(
             name="doctor",

@@ -7,6 +7,7 @@ import itertools
 import json
 import sqlite3
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,20 @@ from burnish.policy.checkpoint.whole_files import write_json, write_text
 from burnish.policy.training.metrics import read_metrics
 from burnish.rollout.stats import compare, read_results
 
+# what a student is compared with
+SPECIALIST = {"rl": "specialist"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportInputs:
     """Where a pipeline's results lie."""
 
-    evals: dict[str, Path]
-    """Stage -> folder of its evaluation, in the pipeline's order."""
+    evals: dict[str, dict[str, Path]]
+    """Stage -> domain -> folder of its evaluation, in the pipeline's order."""
     sft: Path | None
     """Run folder."""
-    rl: Path | None
-    """Run folder."""
+    acting: Sequence[Path]
+    """Run folders of RL and distillation."""
     containers: int
     seconds: float
     seed: int = 0
@@ -40,23 +44,24 @@ def summarise(inputs: ReportInputs) -> dict[str, Any]:
     Raises:
         ResultsError: results of a stage are missing or cannot be compared.
     """
-    stages, episodes = {}, 0
-    for stage, folder in inputs.evals.items():
-        domains = json.loads((folder / "summary.json").read_text())["domains"]
-        stages[stage] = {d: {key: row[key] for key in ("pass", "n", "lo", "hi")} for d, row in domains.items()}
-        episodes += sum(row["attempts"] for row in read_results(folder / "results.jsonl"))
-    gains = {}
+    stages: dict[str, dict[str, Any]] = {}
+    episodes = 0
+    for stage, folders in inputs.evals.items():
+        stages[stage] = {}
+        for domain, folder in folders.items():
+            result = json.loads((folder / "summary.json").read_text())["domains"][domain]
+            stages[stage][domain] = {key: result[key] for key in ("pass", "n", "lo", "hi")}
+            episodes += sum(row["attempts"] for row in read_results(folder / "results.jsonl"))
+    gains: dict[str, dict[str, Any]] = {}
     for before, after in itertools.pairwise(inputs.evals):
-        found = compare(inputs.evals[before] / "results.jsonl", inputs.evals[after] / "results.jsonl", seed=inputs.seed)
-        gains[f"{after}-{before}"] = {
-            domain: {"mean": gain.mean, "lo": gain.lo, "hi": gain.hi}
-            for domain, gain in found.items()
-            if domain != "all"
+        gains[f"{after}-{SPECIALIST.get(before, before)}"] = {
+            domain: gain_of(inputs.evals[before][domain], folder, domain, inputs.seed)
+            for domain, folder in inputs.evals[after].items()
         }
     tokens = sft_tokens(inputs.sft) if inputs.sft else 0
-    if inputs.rl:
-        rl = rl_totals(inputs.rl)
-        episodes, tokens = episodes + rl["episodes"], tokens + rl["tokens"]
+    for folder in inputs.acting:
+        acted = acting_totals(folder)
+        episodes, tokens = episodes + acted["episodes"], tokens + acted["tokens"]
     return {
         "stages": stages,
         "gains": gains,
@@ -67,12 +72,18 @@ def summarise(inputs: ReportInputs) -> dict[str, Any]:
     }
 
 
+def gain_of(before: Path, after: Path, domain: str, seed: int) -> dict[str, float]:
+    """Gain of one evaluation over another one of the same tasks."""
+    gain = compare(before / "results.jsonl", after / "results.jsonl", seed=seed)[domain]
+    return {"mean": gain.mean, "lo": gain.lo, "hi": gain.hi}
+
+
 def sft_tokens(run: Path) -> int:
     """Tokens that carried SFT loss."""
     return int(sum(r["train/loss_tokens"] for r in read_metrics(run / "metrics.jsonl") if "train/loss_tokens" in r))
 
 
-def rl_totals(run: Path) -> dict[str, int]:
+def acting_totals(run: Path) -> dict[str, int]:
     """Episodes that ended and sampled tokens that were trained, from the ledger."""
     ledger = sqlite3.connect(f"file:{run / 'ledger.sqlite'}?mode=ro", uri=True)
     try:
@@ -101,10 +112,10 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
 def rows_of(summary: dict[str, Any]) -> list[list[str]]:
     """One row a stage and domain: pass rate, its interval, n, gain over the stage before, its interval."""
     rows = []
-    gain_of = {name.split("-")[0]: gains for name, gains in summary["gains"].items()}
+    gains_of = {name.split("-")[0]: gains for name, gains in summary["gains"].items()}
     for stage, domains in summary["stages"].items():
         for domain, result in domains.items():
-            gain = gain_of.get(stage, {}).get(domain)
+            gain = gains_of.get(stage, {}).get(domain)
             rows.append(
                 [
                     stage,
@@ -148,18 +159,23 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def draw_curves(inputs: ReportInputs, summary: dict[str, Any], path: Path) -> None:
-    """Four panels: SFT loss, RL reward, RL entropy and engine-trainer mismatch, pass rate by stage."""
+    """Four panels: SFT loss, reward by run, distance to the teachers, pass rate by stage."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, ((loss, reward), (mismatch, passes)) = plt.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
+    figure, ((loss, reward), (distance, passes)) = plt.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
     sft = read_metrics(inputs.sft / "metrics.jsonl") if inputs.sft else []
-    rl = read_metrics(inputs.rl / "metrics.jsonl") if inputs.rl else []
-    _plot(loss, sft, {"train/loss": "training", "train/validation_loss": "held out"}, "SFT loss (nats a token)")
-    _plot(reward, rl, {"rollout/reward": "mean reward"}, "RL reward by policy version")
-    _plot(mismatch, rl, {"train/mismatch_kl_fresh": "KL(trainer, engine), same weights"}, "RL: engine against trainer")
+    acting = {folder.name: read_metrics(folder / "metrics.jsonl") for folder in inputs.acting}
+    shown = {"training": (sft, "train/loss"), "validation": (sft, "train/validation_loss")}
+    _plot(loss, shown, "SFT loss (nats a token)")
+    _plot(reward, {name: (run, "rollout/reward") for name, run in acting.items()}, "Mean reward by policy version")
+    _plot(
+        distance,
+        {name: (run, "distill/kl") for name, run in acting.items()},
+        "Distillation: KL to the teachers (nats a token)",
+    )
     for domain in sorted({d for domains in summary["stages"].values() for d in domains}):
         results = [domains[domain] for domains in summary["stages"].values() if domain in domains]
         names = [stage for stage, domains in summary["stages"].items() if domain in domains]
@@ -174,8 +190,9 @@ def draw_curves(inputs: ReportInputs, summary: dict[str, Any], path: Path) -> No
     staged.replace(path)
 
 
-def _plot(axes: Any, records: list[dict[str, Any]], names: dict[str, str], title: str) -> None:
-    for name, label in names.items():
+def _plot(axes: Any, lines: Mapping[str, tuple[list[dict[str, Any]], str]], title: str) -> None:
+    """One line for each label: the metric of that name over the records' steps."""
+    for label, (records, name) in lines.items():
         points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
         if points:
             # a line of one point is nothing

@@ -36,6 +36,8 @@ class DataConfig:
 
     path: str = MISSING
     """A .jsonl file (one JSON object a line) or a .parquet file."""
+    more: list[str] = field(default_factory=list)
+    """Further files; all conversations of all files are drawn alike."""
     format: DataFormat = DataFormat.auto
     max_tokens: int = 1024
     """Longest conversation, in tokens."""
@@ -43,12 +45,16 @@ class DataConfig:
     """error | drop (counted) | truncate (the first max_tokens tokens stay; what is lost is counted)."""
     validation_path: str = ""
     """Conversations that are only scored, in the same format; empty scores none."""
+    validation_more: list[str] = field(default_factory=list)
+    """Further files of those."""
     validation_limit: int = 0
-    """First conversations of them only; 0 takes all."""
+    """First conversations of each of these files only; 0 takes all."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:
             raise ValueError(f"data.max_tokens must be >= 2, got {self.max_tokens}")
+        if self.validation_more and not self.validation_path:
+            raise ValueError("data.validation_more needs data.validation_path, and it is empty")
         if self.validation_limit < 0:
             raise ValueError(f"data.validation_limit must be >= 0, got {self.validation_limit}")
 

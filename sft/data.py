@@ -8,7 +8,7 @@ import json
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,27 @@ def load(path: Path, config: DataConfig, tokenizer: Tokenizer, encoding: Encodin
         raise DataError(f"{path} holds no conversation to train on ({counts.dropped} were dropped as too long)")
     logger.info("Data %s: %s", path, counts)
     return Dataset.from_dict(columns), counts
+
+
+def load_all(
+    paths: Sequence[str], config: DataConfig, tokenizer: Tokenizer, encoding: EncodingConfig, *, limit: int = 0
+) -> tuple["Dataset", Counts]:
+    """Several files one after the other; see `load`.
+
+    Args:
+        limit: first conversations of each file only; 0 takes all.
+
+    Raises:
+        DataError: also where a file holds fewer than `limit`.
+    """
+    from datasets import concatenate_datasets
+
+    loaded = [(path, *load(Path(path), config, tokenizer, encoding)) for path in paths]
+    for path, dataset, _ in loaded:
+        if limit > len(dataset):
+            raise DataError(f"{path} holds {len(dataset)} conversations, {limit} are asked for")
+    total = Counts(**{f.name: sum(getattr(counts, f.name) for *_, counts in loaded) for f in fields(Counts)})
+    return concatenate_datasets([dataset.select(range(limit or len(dataset))) for _, dataset, _ in loaded]), total
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -5,6 +5,7 @@ processes share each batch.
 """
 
 import dataclasses
+import hashlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from burnish.policy.training.forward import score
 from burnish.policy.training.packing import PackedBatch
 from burnish.policy.training.step import TrainStep
 from burnish.sft.config import SftRun
-from burnish.sft.data import Order, load, micro_batches
+from burnish.sft.data import Order, load_all, micro_batches
 from burnish.sft.loop import Loop, ranks
 from burnish.sft.loss import mean_nll
 from burnish.sft.run_folder import RunFolder
@@ -40,16 +41,12 @@ def _train(run: SftRun) -> int:
         return 0
     model = load_policy(run.policy)
     tokenizer = check_fits(Path(run.policy), run.encoding.system_token_id)
-    dataset, counts = load(Path(run.data.path), run.data, tokenizer, run.encoding)
+    dataset, counts = load_all([run.data.path, *run.data.more], run.data, tokenizer, run.encoding)
     validation: list[Any] = []
     if run.data.validation_path:
-        held_out, _ = load(Path(run.data.validation_path), run.data, tokenizer, run.encoding)
-        limit = run.data.validation_limit or len(held_out)
-        if limit > len(held_out):
-            raise ValueError(
-                f"data.validation_limit={limit}: {run.data.validation_path} holds {len(held_out)} conversations"
-            )
-        validation = micro_batches(held_out, range(limit), run.batch)
+        paths = [run.data.validation_path, *run.data.validation_more]
+        held_out, _ = load_all(paths, run.data, tokenizer, run.encoding, limit=run.data.validation_limit)
+        validation = micro_batches(held_out, range(len(held_out)), run.batch)
     order = Order(num_conversations=len(dataset), batch_size=run.batch.batch_size, seed=run.train.seed)
     num_batches = run.epochs * order.batches_per_epoch
     trainer = TrainStep(model, schedule(run.train, num_batches), forward=score)
@@ -86,7 +83,9 @@ def schedule(config: TrainConfig, num_steps: int) -> TrainConfig:
 
 
 def _data_hash(run: SftRun) -> str:
-    path = Path(run.data.path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no data file at {path} (data.path)")
-    return file_hash(path)
+    hashes = []
+    for key, name in (("path", run.data.path), *(("more", name) for name in run.data.more)):
+        if not Path(name).is_file():
+            raise FileNotFoundError(f"no data file at {name} (data.{key})")
+        hashes.append(file_hash(Path(name)))
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()

@@ -12,7 +12,7 @@ from burnish.envs.sandbox.lease import labels
 from burnish.policy.training.metrics import MetricLogger, WandbMode
 from burnish.rollout.container_events import ContainerEvents, count_containers
 from burnish.rollout.ledger import Ledger
-from burnish.rollout.report import ReportInputs, rl_totals, write_report
+from burnish.rollout.report import ReportInputs, acting_totals, write_report
 
 
 def write_eval(folder: Path, passed: list[bool]) -> Path:
@@ -28,32 +28,34 @@ def write_eval(folder: Path, passed: list[bool]) -> Path:
 
 def test_summary_by_hand(tmp_path, capsys):
     evals = {
-        "base": write_eval(tmp_path / "base", [False] * 8),
-        "sft": write_eval(tmp_path / "sft", [True] * 4 + [False] * 4),
-        "rl": write_eval(tmp_path / "rl-eval", [True] * 8),
+        "base": {"terminal": write_eval(tmp_path / "base", [False] * 8)},
+        "sft": {"terminal": write_eval(tmp_path / "sft", [True] * 4 + [False] * 4)},
+        "rl": {"terminal": write_eval(tmp_path / "rl-eval", [True] * 8)},
+        "distill": {"terminal": write_eval(tmp_path / "distill", [False] * 2 + [True] * 6)},
     }
     with MetricLogger(tmp_path / "sft-run", mode=WandbMode.disabled) as log:
         for step in (1, 2, 3):
             log.log({"train/loss": 1.0, "train/loss_tokens": 10.0}, step=step)
     with MetricLogger(tmp_path / "sft-run", mode=WandbMode.disabled, resumed_from=2) as log:
         log.log({"train/loss": 1.0, "train/loss_tokens": 30.0}, step=3)
-    inputs = ReportInputs(evals=evals, sft=tmp_path / "sft-run", rl=None, containers=48, seconds=90.0)
+    inputs = ReportInputs(evals=evals, sft=tmp_path / "sft-run", acting=(), containers=48, seconds=90.0)
     summary = write_report(inputs, tmp_path / "report")
     assert summary["stages"]["sft"] == {"terminal": {"pass": 0.5, "n": 8, "lo": 0.0, "hi": 1.0}}
     assert summary["gains"]["sft-base"]["terminal"]["mean"] == 0.5
     assert 0 < summary["gains"]["sft-base"]["terminal"]["lo"] < 0.5 < summary["gains"]["sft-base"]["terminal"]["hi"] < 1
     assert summary["gains"]["rl-sft"]["terminal"]["mean"] == 0.5
-    # 27 tries of 24 episodes; step 3 was trained again after the resume and counts once
-    assert (summary["episodes"], summary["tokens_trained"], summary["containers"]) == (27, 50, 48)
+    assert summary["gains"]["distill-specialist"]["terminal"]["mean"] == -0.25
+    # 36 tries of 32 episodes; step 3 was trained again after the resume and counts once
+    assert (summary["episodes"], summary["tokens_trained"], summary["containers"]) == (36, 50, 48)
     assert json.loads((tmp_path / "report" / "summary.json").read_text()) == summary
     assert "| sft | terminal | 0.500 | [0.000, 1.000] | 8 | +0.500 [" in (tmp_path / "report" / "table.md").read_text()
     assert (tmp_path / "report" / "curves.png").stat().st_size > 10_000
-    assert "48 containers, 27 episodes, 50 tokens trained, 1.5 minutes" in capsys.readouterr().out
+    assert "48 containers, 36 episodes, 50 tokens trained, 1.5 minutes" in capsys.readouterr().out
 
 
-def test_rl_totals_of_an_empty_ledger_are_zero(tmp_path):
+def test_totals_of_an_empty_ledger_are_zero(tmp_path):
     Ledger(tmp_path / "ledger.sqlite").close()
-    assert rl_totals(tmp_path) == {"episodes": 0, "tokens": 0}
+    assert acting_totals(tmp_path) == {"episodes": 0, "tokens": 0}
 
 
 @pytest.mark.docker
