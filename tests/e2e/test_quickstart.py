@@ -19,6 +19,7 @@ from burnish.envs.errors import UserError
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 DOMAINS = ["terminal", "coding"]
+TWO = "domains=[terminal,coding]"
 STAGES = [
     *(f"synth-{d}" for d in DOMAINS),
     "init",
@@ -109,7 +110,7 @@ def test_smoke_pipeline_survives_a_kill_and_reports(tmp_path):
 
 def test_each_stage_is_started_with_the_settings_it_was_composed_with(tmp_path):
     run = compose(
-        "quickstart", [f"runs={tmp_path}", "seed=5", "sandbox=local", "sft.data.max_tokens=77", "name=odd,name"]
+        "quickstart", [f"runs={tmp_path}", "seed=5", "sandbox=local", "sft.data.max_tokens=77", "name=odd,name", TWO]
     )
     stages = stages_of(run)
     assert [stage.name for stage in stages] == STAGES
@@ -144,7 +145,7 @@ def test_one_domain_needs_no_distillation():
 
 
 def test_a_dry_run_says_what_is_left_to_do_and_what_it_may_use(tmp_path):
-    shown = plan(compose("quickstart", [f"runs={tmp_path}", "budget.minutes=90", "budget.disk_gib=2"]))
+    shown = plan(compose("quickstart", [f"runs={tmp_path}", "budget.minutes=90", "budget.disk_gib=2", TWO]))
     assert [line.split()[1] for line in shown.splitlines()[1:-1]] == STAGES
     assert "budget 90 min; disk: budget 2 GiB" in shown.splitlines()[-1]
     assert "no budget" in plan(compose("quickstart", [f"runs={tmp_path}", "budget.minutes=0"]))
@@ -155,7 +156,7 @@ def test_a_dry_run_says_what_is_left_to_do_and_what_it_may_use(tmp_path):
     [
         (["domains=[]"], "domains must name at least one domain"),
         (["domains=[coding,coding]"], "each once"),
-        (["synth.families=[juggle]"], "no domain of terminal, coding has a family 'juggle'"),
+        ([TWO, "synth.families=[juggle]"], "no domain of terminal, coding has a family 'juggle'"),
         (["rl.policy=x"], "rl.policy is filled in by the pipeline"),
         (["budget.minutes=-1"], "budget.minutes must be >= 0"),
         (["budget.expected_minutes={swim: 3}"], "no stage of this pipeline is a 'swim'"),
