@@ -171,7 +171,7 @@ def faults_of(count: int, draw: random.Random, *, with_docker: bool) -> list[str
         faults += draw.sample(kinds, len(kinds))
     faults = faults[:count]
     if with_docker:
-        pass
+        faults[count // 2] = "docker"
     return faults
 
 
