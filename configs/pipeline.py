@@ -25,6 +25,7 @@ from burnish.sft.config import SftRun
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+VERBS = {"synth", "init", "sft", "rl", "distill", "eval"}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -84,13 +85,14 @@ class PipelineRun:
         for stage, part in (("sft", self.sft), ("rl", self.rl), ("distill", self.distill)):
             if (part.runs, part.name) != (f"{self.runs}/{self.name}", stage):
                 raise UserError(f"{stage}.runs and {stage}.name are the pipeline's own: set runs and name instead")
-        for key, value in (("rl.tasks", self.rl.tasks), ("rl.policy", self.rl.policy), ("eval.policy", self.eval.policy),
-                           ("distill.policy", self.distill.policy), ("distill.teachers", self.distill.teachers)):  # fmt: skip
+        own = {"rl.tasks": self.rl.tasks, "rl.policy": self.rl.policy, "eval.tasks": self.eval.tasks,
+               "distill.policy": self.distill.policy, "distill.teachers": self.distill.teachers}  # fmt: skip
+        for key, value in own.items():
             if value:
                 raise UserError(f"{key} is filled in by the pipeline: leave it out")
-        unknown = sorted(set(self.budget.expected_minutes) - {stage.verb for stage in stages_of(self)})
+        unknown = sorted(set(self.budget.expected_minutes) - VERBS)
         if unknown:
-            raise UserError(f"budget.expected_minutes: no stage of this pipeline is a {unknown[0]!r}")
+            raise UserError(f"budget.expected_minutes: no stage of a pipeline is a {unknown[0]!r}")
 
     @property
     def folder(self) -> Path:
