@@ -55,7 +55,11 @@ class RayActors:
             self._handles[name] = self._spawn(name)
         answers = await asyncio.gather(*(self._up(name) for name in self._handles))
         for name in self._generators:
-            self._watch(name)
+            if self._deaths[name]:
+                # the workers were made with the one that died
+                await self._introduce(name)
+            else:
+                self._watch(name)
         kinds = sorted(set(answers[-len(self._workers) :]))
         logger.info(
             "%d actors are up in %.1f s; sandboxes: %s", len(answers), time.monotonic() - began, ", ".join(kinds)
