@@ -50,10 +50,11 @@ def installed(name: str) -> str | None:
 
 
 def requirements() -> list[Any]:
-    """What the package itself says it needs."""
+    """What the package itself says it needs here; what only an extra asks for is nobody's lack."""
     from packaging.requirements import Requirement
 
-    return [Requirement(text) for text in importlib.metadata.requires("burnish") or []]
+    needs = [Requirement(text) for text in importlib.metadata.requires("burnish") or []]
+    return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
 
 
 def packages(run: DoctorRun) -> Finding:

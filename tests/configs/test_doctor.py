@@ -98,6 +98,13 @@ def test_a_missing_package_and_another_version(monkeypatch):
     assert (found.status, f"docker 7.99 (pinned: {pin})" in found.there) == (Status.warn, True)
 
 
+def test_what_only_an_extra_or_another_machine_needs_is_not_missing(monkeypatch):
+    needs = ["docker>=7", 'burnish-none>=1; extra == "games"', 'burnish-none; sys_platform == "win32"']
+    monkeypatch.setattr(software.importlib.metadata, "requires", lambda name: needs)
+    assert [need.name for need in software.requirements()] == ["docker"]
+    assert software.packages(DoctorRun()).status is not Status.fail
+
+
 def test_a_wheel_without_constraints_is_held_to_its_requirements(monkeypatch, tmp_path):
     monkeypatch.setattr(software, "CONSTRAINTS", tmp_path / "none")
     found = software.packages(DoctorRun())
