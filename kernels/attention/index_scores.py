@@ -155,7 +155,8 @@ def _index_scores_kernel(
             entry = tl.where(block < 0, most, block * 8 + k % 8)
         is_key = entry < most
         page = tl.load(table_ptr + context * P + entry // ENTRIES_PER_PAGE, mask=is_key, other=0).to(tl.int64)
-        base = rows_ptr + (page * ENTRIES_PER_PAGE + entry % ENTRIES_PER_PAGE) * ROW_BYTES
+        # as one product of ROW_BYTES the compiler would take rows for aligned to more than their 4 bytes
+        base = rows_ptr + page * (ENTRIES_PER_PAGE * ROW_BYTES) + (entry % ENTRIES_PER_PAGE) * ROW_BYTES
         scales = base + GROUPS * 16
         if GROUPS == 4:
             word = tl.load(scales.to(tl.pointer_type(tl.uint32)), mask=is_key, other=0)

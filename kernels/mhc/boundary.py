@@ -49,6 +49,8 @@ class Tiles:
     """Programs that share the channels of a row."""
     num_warps: int
     num_stages: int = 1
+    max_registers: int | None = None
+    """Of a thread; None: what the compiler likes."""
 
 
 def choose_tiles(num_rows: int, size: int, multiprocessors: int, deterministic: bool) -> Tiles:
@@ -89,12 +91,12 @@ def _store_streams(ptr, at, D, mask, x0, x1, x2, x3):
 
 
 @triton.jit
-def _project(acc, x, w_ptr, stream: tl.constexpr, d, D, PRECISION: tl.constexpr):
-    """acc [64, BLOCK_R] += (high and low half of fn) . x^T."""
-    # the streams are the second operand: as the first one their whole mix would be computed again in its layout
-    p = tl.arange(0, 64)
-    w = tl.load(w_ptr + p[:, None] * (4 * D) + (stream * D + d)[None, :], mask=(d < D)[None, :], other=0.0)
-    return tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+def _load_projection(w_ptr, start, D, BLOCK_D: tl.constexpr):
+    """[64, 4 BLOCK_D]: high and low half of fn for some channels, the streams of a channel side by side."""
+    p, c = tl.arange(0, 64), tl.arange(0, 4 * BLOCK_D)
+    return tl.load(
+        w_ptr + p[:, None] * (4 * D) + start * 4 + c[None, :], mask=(start * 4 + c < 4 * D)[None, :], other=0.0
+    )
 
 
 @triton.jit
@@ -137,10 +139,10 @@ def _boundary_fwd_kernel(
         tl.store(z_ptr + row[:, None] * D + d[None, :], z.to(z_ptr.dtype.element_ty), mask=mask)
         if HAS_COEF:
             square += tl.sum(x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3, 1)
-            acc = _project(acc, n0, w_ptr, 0, d, D, PRECISION)
-            acc = _project(acc, n1, w_ptr, 1, d, D, PRECISION)
-            acc = _project(acc, n2, w_ptr, 2, d, D, PRECISION)
-            acc = _project(acc, n3, w_ptr, 3, d, D, PRECISION)
+            # the streams are the second operand: as the first one their whole mix would be computed again in its layout
+            side = tl.reshape(tl.join(tl.join(n0, n2), tl.join(n1, n3)), (BLOCK_R, 4 * BLOCK_D))
+            w = _load_projection(w_ptr, start, D, BLOCK_D)
+            acc = tl.dot(w, tl.trans(side), acc, input_precision=PRECISION)
     if HAS_COEF:
         column = tl.arange(0, 32)
         both = tl.sum(tl.reshape(acc, (2, 32, BLOCK_R)), 0)
@@ -150,90 +152,104 @@ def _boundary_fwd_kernel(
 
 
 @triton.jit
-def _add_part(part_ptr, at, mask, R, SPLITS):
-    """Sum of one group of columns over the splits, in order."""
-    total = tl.load(part_ptr + at, mask=mask, other=0.0)
-    for _ in range(1, SPLITS):
-        part_ptr += R * 32
-        total += tl.load(part_ptr + at, mask=mask, other=0.0)
-    return total
+def _softmax(a, b, c, d, eps):
+    """Softmax over four columns, each [BLOCK_R]."""
+    most = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+    a, b, c, d = tl.exp(a - most), tl.exp(b - most), tl.exp(c - most), tl.exp(d - most)
+    scale = 1.0 / (a + b + c + d)
+    return a * scale + eps, b * scale + eps, c * scale + eps, d * scale + eps
 
 
 @triton.jit
-def _softmax_row(logits, eps):
-    e = tl.exp(logits - tl.max(logits, 1)[:, None])
-    return e / tl.sum(e, 1)[:, None] + eps
+def _normalize(a, b, c, d, eps):
+    """Four values a row by their sum."""
+    scale = 1.0 / (a + b + c + d + eps)
+    return a * scale, b * scale, c * scale, d * scale
 
 
 @triton.jit
-def _normalize_columns(m0, m1, m2, m3, eps):
-    total = m0 + m1 + m2 + m3 + eps
-    return m0 / total, m1 / total, m2 / total, m3 / total
+def _logits(raw_ptr, base_ptr, row, is_row, sigma, first: tl.constexpr):
+    """Four neighbouring logits of each row."""
+    a, b, c, d = _four(raw_ptr, row, is_row, 32, first)
+    at = base_ptr + first
+    return (
+        tl.load(at) + a * sigma,
+        tl.load(at + 1) + b * sigma,
+        tl.load(at + 2) + c * sigma,
+        tl.load(at + 3) + d * sigma,
+    )
 
 
 @triton.jit
-def _normalize_row(m, eps):
-    return m / (tl.sum(m, 1) + eps)[:, None]
+def _store_four(ptr, is_row, s0, s1, s2, s3):
+    """Four neighbouring columns."""
+    tl.store(ptr, s0, mask=is_row)
+    tl.store(ptr + 1, s1, mask=is_row)
+    tl.store(ptr + 2, s2, mask=is_row)
+    tl.store(ptr + 3, s3, mask=is_row)
 
 
 @triton.jit
 def _coefficients_kernel(
-    part_ptr, base_ptr, scale_ptr, pre_ptr, post_ptr, comb_ptr, raw_ptr, R, SPLITS, num_values, norm_eps, eps, ITERS,
-    KEEP_RAW: tl.constexpr, BLOCK_R: tl.constexpr,
+    part_ptr, base_ptr, scale_ptr, pre_ptr, post_ptr, comb_ptr, raw_ptr, R, num_splits, num_values, norm_eps, eps,
+    ITERS, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    first = tl.program_id(0).to(tl.int64) * BLOCK_R
+    split, r, column = tl.arange(0, SPLITS), tl.arange(0, BLOCK_R), tl.arange(0, 32)
+    mask = ((first + r) < R)[None, :, None] & (split < num_splits)[:, None, None]
+    at = (split[:, None, None] * R.to(tl.int64) + (first + r)[None, :, None]) * 32 + column[None, None, :]
+    raw = tl.sum(tl.load(part_ptr + at, mask=mask, other=0.0), 0)
+    # through memory, and every coefficient of a row is in one thread
+    at = (first + r)[:, None] * 32 + column[None, :]
+    tl.store(raw_ptr + at, raw, mask=((first + r) < R)[:, None])
+    tl.debug_barrier()
+    row = first + r
     is_row = row < R
-    k = tl.arange(0, 4)
-    mask = is_row[:, None] & (k < 4)[None, :]
-    at = row[:, None] * 32 + k[None, :]
-    square = _add_part(part_ptr, row * 32 + 24, is_row, R, SPLITS)
+    square = tl.load(raw_ptr + row * 32 + 24, mask=is_row, other=1.0)
     rstd = tl.rsqrt(square / num_values + norm_eps)
-    scale0, scale1, scale2 = tl.load(scale_ptr), tl.load(scale_ptr + 1), tl.load(scale_ptr + 2)
-    u = _add_part(part_ptr, at, mask, R, SPLITS)
-    if KEEP_RAW:
-        tl.store(raw_ptr + at, u, mask=mask)
-        tl.store(raw_ptr + row * 32 + 24, square, mask=is_row)
-    pre = tl.sigmoid(tl.load(base_ptr + k)[None, :] + u * rstd[:, None] * scale0) + eps
-    tl.store(pre_ptr + row[:, None] * 4 + k[None, :], pre, mask=mask)
-    u = _add_part(part_ptr, at + 4, mask, R, SPLITS)
-    if KEEP_RAW:
-        tl.store(raw_ptr + at + 4, u, mask=mask)
-    post = 2.0 * tl.sigmoid(tl.load(base_ptr + 4 + k)[None, :] + u * rstd[:, None] * scale1)
-    tl.store(post_ptr + row[:, None] * 4 + k[None, :], post, mask=mask)
-    sigma = rstd[:, None] * scale2
-    u0, u1 = _add_part(part_ptr, at + 8, mask, R, SPLITS), _add_part(part_ptr, at + 12, mask, R, SPLITS)
-    u2, u3 = _add_part(part_ptr, at + 16, mask, R, SPLITS), _add_part(part_ptr, at + 20, mask, R, SPLITS)
-    if KEEP_RAW:
-        tl.store(raw_ptr + at + 8, u0, mask=mask)
-        tl.store(raw_ptr + at + 12, u1, mask=mask)
-        tl.store(raw_ptr + at + 16, u2, mask=mask)
-        tl.store(raw_ptr + at + 20, u3, mask=mask)
-    m0 = _softmax_row(tl.load(base_ptr + 8 + k)[None, :] + u0 * sigma, eps)
-    m1 = _softmax_row(tl.load(base_ptr + 12 + k)[None, :] + u1 * sigma, eps)
-    m2 = _softmax_row(tl.load(base_ptr + 16 + k)[None, :] + u2 * sigma, eps)
-    m3 = _softmax_row(tl.load(base_ptr + 20 + k)[None, :] + u3 * sigma, eps)
-    m0, m1, m2, m3 = _normalize_columns(m0, m1, m2, m3, eps)
-    for _ in range(1, ITERS):
-        m0, m1 = _normalize_row(m0, eps), _normalize_row(m1, eps)
-        m2, m3 = _normalize_row(m2, eps), _normalize_row(m3, eps)
-        m0, m1, m2, m3 = _normalize_columns(m0, m1, m2, m3, eps)
-    at = row[:, None] * 16 + k[None, :]
-    tl.store(comb_ptr + at, m0, mask=mask)
-    tl.store(comb_ptr + at + 4, m1, mask=mask)
-    tl.store(comb_ptr + at + 8, m2, mask=mask)
-    tl.store(comb_ptr + at + 12, m3, mask=mask)
+    a, b, c, d = _logits(raw_ptr, base_ptr, row, is_row, rstd * tl.load(scale_ptr), 0)
+    a, b, c, d = tl.sigmoid(a) + eps, tl.sigmoid(b) + eps, tl.sigmoid(c) + eps, tl.sigmoid(d) + eps
+    _store_four(pre_ptr + row * 4, is_row, a, b, c, d)
+    a, b, c, d = _logits(raw_ptr, base_ptr, row, is_row, rstd * tl.load(scale_ptr + 1), 4)
+    a, b, c, d = 2.0 * tl.sigmoid(a), 2.0 * tl.sigmoid(b), 2.0 * tl.sigmoid(c), 2.0 * tl.sigmoid(d)
+    _store_four(post_ptr + row * 4, is_row, a, b, c, d)
+    sigma = rstd * tl.load(scale_ptr + 2)
+    m00, m01, m02, m03 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 8)
+    m10, m11, m12, m13 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 12)
+    m20, m21, m22, m23 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 16)
+    m30, m31, m32, m33 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 20)
+    m00, m01, m02, m03 = _softmax(m00, m01, m02, m03, eps)
+    m10, m11, m12, m13 = _softmax(m10, m11, m12, m13, eps)
+    m20, m21, m22, m23 = _softmax(m20, m21, m22, m23, eps)
+    m30, m31, m32, m33 = _softmax(m30, m31, m32, m33, eps)
+    for step in range(ITERS):
+        if step > 0:
+            m00, m01, m02, m03 = _normalize(m00, m01, m02, m03, eps)
+            m10, m11, m12, m13 = _normalize(m10, m11, m12, m13, eps)
+            m20, m21, m22, m23 = _normalize(m20, m21, m22, m23, eps)
+            m30, m31, m32, m33 = _normalize(m30, m31, m32, m33, eps)
+        m00, m10, m20, m30 = _normalize(m00, m10, m20, m30, eps)
+        m01, m11, m21, m31 = _normalize(m01, m11, m21, m31, eps)
+        m02, m12, m22, m32 = _normalize(m02, m12, m22, m32, eps)
+        m03, m13, m23, m33 = _normalize(m03, m13, m23, m33, eps)
+    comb_ptr += row * 16
+    _store_four(comb_ptr, is_row, m00, m01, m02, m03)
+    _store_four(comb_ptr + 4, is_row, m10, m11, m12, m13)
+    _store_four(comb_ptr + 8, is_row, m20, m21, m22, m23)
+    _store_four(comb_ptr + 12, is_row, m30, m31, m32, m33)
 
 
 def split_projection(fn: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """fn [P, S*D] fp32 as what the kernel multiplies streams of `dtype` with: [64, S*D], high half then low half.
+    """fn [P, S*D] fp32 as what the kernel multiplies streams of `dtype` with: [64, D, S], high half then low half.
 
     With bf16 streams the two halves carry 16 bits of fn's mantissa; the products are exact and added in fp32. Make it
     once for fixed weights; a launch without it makes its own.
     """
-    out = torch.zeros(2, COLUMNS, fn.shape[1], device=fn.device, dtype=dtype)
-    out[0, : fn.shape[0]] = fn
-    out[1, : fn.shape[0]] = fn - out[0, : fn.shape[0]].float()
-    return out.view(2 * COLUMNS, -1)
+    by_channel = fn.view(fn.shape[0], STREAMS, -1).transpose(1, 2)
+    out = torch.zeros(2, COLUMNS, *by_channel.shape[1:], device=fn.device, dtype=dtype)
+    out[0, : fn.shape[0]] = by_channel
+    out[1, : fn.shape[0]] = by_channel - out[0, : fn.shape[0]].float()
+    return out.flatten(0, 1)
 
 
 class Launch(NamedTuple):
@@ -259,7 +275,6 @@ def launch_forward(
     norm_eps: float,
     eps: float,
     iters: int,
-    keep_raw: bool,
     tiles: Tiles,
 ) -> Launch:
     """Run the two kernels on contiguous tensors; without `y` nothing is expanded, without `projection` no coefficients."""
@@ -276,7 +291,7 @@ def launch_forward(
             streams, y, pre, post, comb, projection, out, z, part, num_rows, size, span,
             HAS_EXPAND=y is not None, HAS_COEF=projection is not None,
             PRECISION="ieee" if streams.dtype == torch.float32 else "tf32",
-            BLOCK_R=tiles.block_r, BLOCK_D=tiles.block_d, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            BLOCK_R=tiles.block_r, BLOCK_D=tiles.block_d, num_warps=tiles.num_warps, num_stages=tiles.num_stages, maxnreg=tiles.max_registers,
         )  # fmt: skip
     if projection is None:
         return Launch(out, z, None, None)
@@ -284,12 +299,12 @@ def launch_forward(
         torch.empty(num_rows, *shape, device=device, dtype=torch.float32)
         for shape in ((STREAMS,), (STREAMS,), (STREAMS, STREAMS))
     )
-    raw = torch.empty(num_rows, COLUMNS, device=device, dtype=torch.float32) if keep_raw else None
-    block = 32
+    raw = torch.empty(num_rows, COLUMNS, device=device, dtype=torch.float32)
+    block = 32 if num_rows > 2048 and tiles.splits <= 4 else 8
     if num_rows:
         _coefficients_kernel[(triton.cdiv(num_rows, block),)](
             part, base, scale, *new, raw, num_rows, tiles.splits, STREAMS * size, norm_eps, eps, iters,
-            KEEP_RAW=keep_raw, BLOCK_R=block, num_warps=1,
+            SPLITS=triton.next_power_of_2(tiles.splits), BLOCK_R=block, num_warps=4,
         )  # fmt: skip
     return Launch(out, z, new, raw)
 
@@ -348,6 +363,6 @@ def boundary_inference(
     tiles = tiles or choose_tiles(num_rows, size, num_multiprocessors(streams), deterministic)
     result = launch_forward(
         y, streams, pre, post, comb, projection, base, scale,
-        norm_eps=norm_eps, eps=eps, iters=iters, keep_raw=False, tiles=tiles,
+        norm_eps=norm_eps, eps=eps, iters=iters, tiles=tiles,
     )  # fmt: skip
     return Boundary(result.streams, result.collapsed, *(result.coefficients or (None, None, None)))

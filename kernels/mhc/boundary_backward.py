@@ -16,11 +16,23 @@ from burnish.kernels.mhc.boundary import (
     STREAMS,
     Tiles,
     _four,
+    _load_projection,
     _mix,
-    _normalize_columns,
-    _softmax_row,
+    _store_four,
     _store_streams,
 )
+
+
+@triton.jit
+def _softmax_row(logits):
+    e = tl.exp(logits - tl.max(logits, 1)[:, None])
+    return e / tl.sum(e, 1)[:, None]
+
+
+@triton.jit
+def _normalize_columns(m0, m1, m2, m3, eps):
+    total = m0 + m1 + m2 + m3 + eps
+    return m0 / total, m1 / total, m2 / total, m3 / total
 
 
 @triton.jit
@@ -72,10 +84,10 @@ def _coefficients_bwd_kernel(
     u0, u1 = tl.load(raw_ptr + at + 8, mask=mask, other=0.0), tl.load(raw_ptr + at + 12, mask=mask, other=0.0)
     u2, u3 = tl.load(raw_ptr + at + 16, mask=mask, other=0.0), tl.load(raw_ptr + at + 20, mask=mask, other=0.0)
     sigma = rstd[:, None] * scale2
-    soft0 = _softmax_row(tl.load(base_ptr + 8 + k)[None, :] + u0 * sigma, 0.0)
-    soft1 = _softmax_row(tl.load(base_ptr + 12 + k)[None, :] + u1 * sigma, 0.0)
-    soft2 = _softmax_row(tl.load(base_ptr + 16 + k)[None, :] + u2 * sigma, 0.0)
-    soft3 = _softmax_row(tl.load(base_ptr + 20 + k)[None, :] + u3 * sigma, 0.0)
+    soft0 = _softmax_row(tl.load(base_ptr + 8 + k)[None, :] + u0 * sigma)
+    soft1 = _softmax_row(tl.load(base_ptr + 12 + k)[None, :] + u1 * sigma)
+    soft2 = _softmax_row(tl.load(base_ptr + 16 + k)[None, :] + u2 * sigma)
+    soft3 = _softmax_row(tl.load(base_ptr + 20 + k)[None, :] + u3 * sigma)
     m0, m1, m2, m3 = soft0 + eps, soft1 + eps, soft2 + eps, soft3 + eps
     totals = total_ptr + row * (2 * ITERS - 1) * 4
     tl.store(totals[:, None] + k[None, :], m0 + m1 + m2 + m3 + eps, mask=mask)
@@ -124,14 +136,19 @@ def _coefficients_bwd_kernel(
 
 
 @triton.jit
-def _through_fn(high, low, w_ptr, stream: tl.constexpr, d, D, HAS_LOW: tl.constexpr, PRECISION: tl.constexpr):
-    """[BLOCK_R, BLOCK_D]: gradient of fn . X' brought back to one stream."""
-    p = tl.arange(0, 64)
-    w = tl.load(w_ptr + p[:, None] * (4 * D) + (stream * D + d)[None, :], mask=(d < D)[None, :], other=0.0)
+def _through_fn(
+    high, low, w_ptr, start, D, HAS_LOW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Gradient of fn . X' brought back to each stream, [BLOCK_R, BLOCK_D] each."""
+    w = _load_projection(w_ptr, start, D, BLOCK_D)
     back = tl.dot(high, w, input_precision=PRECISION)
     if HAS_LOW:
         back = tl.dot(low, w, back)
-    return back
+    even, odd = tl.split(tl.reshape(back, (BLOCK_R, BLOCK_D, 2, 2)))
+    g0, g2 = tl.split(even)
+    g1, g3 = tl.split(odd)
+    return g0, g1, g2, g3
 
 
 @triton.jit
@@ -154,15 +171,6 @@ def _turn(g0, g1, g2, g3, c0, c1, c2, c3):
 def _add_products(s0, s1, s2, s3, g, x0, x1, x2, x3):
     """Row sums of g times each input."""
     return s0 + tl.sum(g * x0, 1), s1 + tl.sum(g * x1, 1), s2 + tl.sum(g * x2, 1), s3 + tl.sum(g * x3, 1)
-
-
-@triton.jit
-def _store_four(ptr, is_row, s0, s1, s2, s3):
-    """Partial sums of four neighbouring columns."""
-    tl.store(ptr, s0, mask=is_row)
-    tl.store(ptr + 1, s1, mask=is_row)
-    tl.store(ptr + 2, s2, mask=is_row)
-    tl.store(ptr + 3, s3, mask=is_row)
 
 
 @triton.jit
@@ -211,15 +219,10 @@ def _boundary_bwd_kernel(
         dz = tl.load(dz_ptr + at_y, mask=mask, other=0.0).to(tl.float32)
         dpre0, dpre1, dpre2, dpre3 = _add_products(dpre0, dpre1, dpre2, dpre3, dz, n0, n1, n2, n3)
         g0, g1, g2, g3 = _load_four(dout_ptr, at, D, mask)
-        g0, g1 = g0 + a0[:, None] * dz, g1 + a1[:, None] * dz
-        g2, g3 = g2 + a2[:, None] * dz, g3 + a3[:, None] * dz
+        g0, g1, g2, g3 = g0 + a0[:, None] * dz, g1 + a1[:, None] * dz, g2 + a2[:, None] * dz, g3 + a3[:, None] * dz
         if HAS_COEF:
-            g0, g1, g2, g3 = (
-                g0 + pull * n0 + _through_fn(high, low, w_ptr, 0, d, D, HAS_LOW, PRECISION),
-                g1 + pull * n1 + _through_fn(high, low, w_ptr, 1, d, D, HAS_LOW, PRECISION),
-                g2 + pull * n2 + _through_fn(high, low, w_ptr, 2, d, D, HAS_LOW, PRECISION),
-                g3 + pull * n3 + _through_fn(high, low, w_ptr, 3, d, D, HAS_LOW, PRECISION),
-            )
+            f0, f1, f2, f3 = _through_fn(high, low, w_ptr, start, D, HAS_LOW, PRECISION, BLOCK_R, BLOCK_D)
+            g0, g1, g2, g3 = g0 + pull * n0 + f0, g1 + pull * n1 + f1, g2 + pull * n2 + f2, g3 + pull * n3 + f3
         if HAS_EXPAND:
             d00, d10, d20, d30 = _add_products(d00, d10, d20, d30, g0, x0, x1, x2, x3)
             d01, d11, d21, d31 = _add_products(d01, d11, d21, d31, g1, x0, x1, x2, x3)
@@ -349,7 +352,7 @@ def launch_backward(
             streams, y, pre, post, comb, projection, high, low, pull, dstreams, dcollapsed, dx, dy, part,
             num_rows, size, span, HAS_EXPAND=y is not None, HAS_COEF=coefficients is not None, HAS_LOW=not is_wide,
             PRECISION=precision, BLOCK_R=tiles.block_r, BLOCK_D=tiles.block_d, num_warps=tiles.num_warps,
-            num_stages=tiles.num_stages,
+            num_stages=tiles.num_stages, maxnreg=tiles.max_registers,
         )  # fmt: skip
     total = part.sum(0)
     dfn = dbase = dscale = None

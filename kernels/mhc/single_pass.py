@@ -38,7 +38,7 @@ class _Boundary(torch.autograd.Function):
         projection = split_projection(fn, streams.dtype) if fn is not None else None
         result = launch_forward(
             y, streams, pre, post, comb, projection, base, scale, norm_eps=norm_eps, eps=eps, iters=iters,
-            keep_raw=True, tiles=choose_tiles(num_rows, size, multiprocessors, deterministic),
+            tiles=choose_tiles(num_rows, size, multiprocessors, deterministic),
         )  # fmt: skip
         new = result.coefficients or (None, None, None)
         ctx.save_for_backward(
