@@ -50,7 +50,7 @@ def test_a_generator_that_nothing_replaces_is_named(monkeypatch):
     async def run():
         await RemoteEngines({"generator-0": Generator("first", is_dead=True)}).generate(request("a"))
 
-    with pytest.raises(GenerationError, match="generator-0 is gone.*nothing took its place"):
+    with pytest.raises(GenerationError, match=r"generator-0 is gone.*nothing took its place"):
         asyncio.run(run())
 
 
