@@ -113,7 +113,7 @@ def form_batch(
     drops: dict[DropReason, tuple[str, ...]] = {}
     kept: list[Trajectory] = []
     for group in groups:
-        reason = drop_reason([rewards[t.slot.slot_id] for t in group.members])
+        reason = drop_reason([rewards[t.slot.slot_id] for t in group.members], algo.keep_constant_groups)
         if reason is None:
             kept += group.members
         else:
@@ -152,11 +152,11 @@ def permuted(rewards: Mapping[str, float], seed: int) -> dict[str, float]:
     return dict(zip(rewards, values, strict=True))
 
 
-def drop_reason(rewards: Sequence[float]) -> DropReason | None:
+def drop_reason(rewards: Sequence[float], is_constant_kept: bool) -> DropReason | None:
     """Why a group says nothing, if so. Decided by the declared reward, before anything shapes it."""
     if len(rewards) < 2:
         return DropReason.too_few_members
-    return DropReason.zero_variance if is_constant(rewards) else None
+    return DropReason.zero_variance if is_constant(rewards) and not is_constant_kept else None
 
 
 def trainable_tokens(

@@ -158,6 +158,8 @@ class AlgoConfig(PacingConfig):
     """Clip against the trainer's own scoring at the start of the step instead of the engine's log-probability."""
     replay_routes: bool = True
     """Force the experts that the engine used for each token in the trainer's forward."""
+    keep_constant_groups: bool = False
+    """Train on groups whose rewards are all equal, too: for an advantage that compares across groups (reinforce_pp)."""
     permute_rewards: bool = False
     """A control, not a method: rewards are permuted within each batch before advantages, so nothing can be learnt."""
 
