@@ -3,7 +3,7 @@
 Everything a user can get wrong is found here, before an actor starts; what a teacher says is looked at before the first step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,10 @@ from burnish.policy.checkpoint.lineage import policy_hash
 from burnish.policy.released_config import load_config
 from burnish.rollout.config import Agent
 from burnish.rollout.driver import Stage, check_policy, check_prompts, drive, schedule_of
-from burnish.rollout.harness.base import load_harness
 from burnish.rollout.rollouts import effort_of
 from burnish.rollout.run_folder import Parent, read_run
 from burnish.rollout.settings import EpisodeSettings
-from burnish.rollout.sources import check_verifier
+from burnish.rollout.sources import check_verifier, open_harness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ def main(run: DistillRun) -> int:
             ),
             machines=lambda: sandbox_kind(run, found),
             trainer=lambda: trainer_settings(run, run_dir, found),
-            episodes=lambda: episode_settings(run, run_dir, found),
+            episodes=lambda: episode_settings(run, found.task_sets),
             shown="train/loss",
         )
     )
@@ -112,7 +111,7 @@ def check(run: DistillRun) -> Checked:
     task_sets = {config.tasks: load_taskset(Path(config.tasks)) for config in run.teachers.values()}
     tasks = {name: tasks_of(name, config, task_sets[config.tasks]) for name, config in run.teachers.items()}
     check_apart(run, tasks, task_sets)
-    harness = load_harness(run.harness)
+    harness = open_harness(episode_settings(run, task_sets))
     for mine in tasks.values():
         check_prompts(run, mine, harness, tokenizer)
     sizes = [load_config(Path(run.policy)).vocab_size, *(teacher.vocab_size for teacher in teachers.values())]
@@ -176,7 +175,7 @@ def sandbox_kind(run: DistillRun, found: Checked) -> SandboxKind:
     """
     sandboxes = open_sandboxes(run.limits, run.sandbox)
     try:
-        settings = episode_settings(run, Path(run.runs) / run.name, found)
+        settings = episode_settings(run, found.task_sets)
         check_verifier(settings, [task for mine in found.tasks.values() for task in mine], sandboxes)
     finally:
         sandboxes.close()
@@ -204,15 +203,20 @@ def trainer_settings(run: DistillRun, run_dir: Path, found: Checked) -> Distille
     )
 
 
-def episode_settings(run: DistillRun, run_dir: Path, found: Checked) -> EpisodeSettings:
-    first, *others = found.task_sets
+def episode_settings(run: DistillRun, task_sets: Iterable[str]) -> EpisodeSettings:
+    """What the episodes are told.
+
+    Args:
+        task_sets: folders.
+    """
+    first, *others = task_sets
     return EpisodeSettings(
         run_id=run.name,
         agent=Agent.policy,
         tasks=first,
         further_tasks=tuple(others),
         policy=run.policy,
-        blocks=str(run_dir / "blocks"),
+        blocks=str(Path(run.runs) / run.name / "blocks"),
         harness=run.harness,
         verifier=run.verifier,
         sandbox=run.sandbox,

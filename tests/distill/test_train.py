@@ -7,6 +7,7 @@ import pytest
 from burnish.configs.schema import compose
 from burnish.distill.config import DistillRun, TeacherConfig
 from burnish.distill.train import check, main, parents_of
+from burnish.envs.config import SandboxKind
 from burnish.envs.errors import UserError
 from burnish.policy.checkpoint.lineage import policy_hash
 from burnish.rollout.config import EpisodeConfig, Schedule
@@ -93,6 +94,8 @@ def test_mistakes_are_named_before_anything_starts(world, domains, tmp_path):
             "task terminal-0 is teachers.coding's and teachers.terminal's: give each its own tasks or domain",
         ),
         (run_of(world, domains, harness="nonsense"), "nonsense"),
+        (run_of(world, domains, harness="answer"), "never acts in a sandbox"),
+        (run_of(world, domains, verifier="nonsense", sandbox=SandboxKind.local), "verifier 'nonsense' is neither"),
         (run_of(world, domains, episode=EpisodeConfig(max_context_tokens=9)), "its prompt has .* tokens"),
         (
             run_of(world, domains, episode=EpisodeConfig(max_context_tokens=9999)),

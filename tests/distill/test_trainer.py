@@ -150,6 +150,17 @@ def test_scoring_leaves_the_student_alone_and_the_gate_is_the_students(world, tm
     assert distiller.take(items).metrics["train/mismatch_kl_fresh"] < 1e-10
 
 
+def test_what_a_teacher_says_does_not_depend_on_sampling(world, tmp_path):
+    said = []
+    for number, temperature in enumerate((1.0, 0.3)):
+        distiller = distiller_of(world, tmp_path, temperature=temperature, cache=str(tmp_path / f"states-{number}"))
+        done = distiller.take(items_of(world))
+        said.append([done.metrics[f"distill/{name}/{what}"] for name in TEACHERS for what in ("kl", "entropy")])
+        assert ("train/mismatch_kl_fresh" in done.metrics) == (temperature == 1.0)
+        shutdown()
+    assert said[0] == said[1]
+
+
 def test_each_teacher_is_loaded_once_and_not_at_all_when_its_states_are_known(world, tmp_path):
     distiller, items = distiller_of(world, tmp_path, tokens_per_micro_batch=32), items_of(world)
     first = distiller.take(items).metrics
