@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from burnish.envs.config import ReapRun, SandboxKind
 from burnish.envs.errors import UserError
@@ -28,7 +28,7 @@ from burnish.policy.training.progress import Progress
 from burnish.rollout import cluster
 from burnish.rollout.batch import FormBatch
 from burnish.rollout.config import ActingRun, EvalRun
-from burnish.rollout.controller import Controller
+from burnish.rollout.controller import Controller, LoopRun
 from burnish.rollout.guard import Action, GuardTripped
 from burnish.rollout.harness.base import Harness
 from burnish.rollout.ledger import Ledger
@@ -178,7 +178,8 @@ async def train_from(version: int, stage: Stage, ledger: Ledger, actors: RayActo
             if stage.shown in values:
                 progress.advance(step - progress.done, **{stage.shown.split("/")[-1]: values[stage.shown]})
 
-        controller = Controller(run, stage.order, stage.form, ledger, actors, log, version)
+        # the root dataclass of a stage has an `algo`, whose kind is the stage's own
+        controller = Controller(cast(LoopRun, run), stage.order, stage.form, ledger, actors, log, version)
         await controller.run()
         for name, counters in (await actors.stats()).items():
             log({f"{name}/{key}": value for key, value in counters.items()}, controller.version)

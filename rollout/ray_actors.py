@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.envs.sandbox.reap import reap_attempts
 from burnish.rollout.actors import GeneratorActor, TrainerActor, WorkerActor, ask
-from burnish.rollout.batch import StepResult, TrainItem
+from burnish.rollout.batch import RolloutItem, StepResult
 from burnish.rollout.config import ClusterConfig
 from burnish.rollout.episode import GRACE_S, GRADE_DEADLINE_S, SANDBOX_DEADLINE_S
-from burnish.rollout.settings import EpisodeSettings, TrainerSettings
+from burnish.rollout.settings import EpisodeSettings, PolicyTrainerSettings
 from burnish.rollout.types import ActorGone, ActorLost, Slot, Trajectory
 from burnish.rollout.weight_sync import Receipt, WeightManifest, check_receipt
 
@@ -33,7 +33,7 @@ class RayActors:
     """All actors of a run on the Ray cluster that is up; see `Actors`."""
 
     def __init__(
-        self, cluster: ClusterConfig, trainer: TrainerSettings, episodes: EpisodeSettings, engine: "EngineConfig"
+        self, cluster: ClusterConfig, trainer: PolicyTrainerSettings, episodes: EpisodeSettings, engine: "EngineConfig"
     ) -> None:
         self._config, self._trainer, self._episodes, self._engine = cluster, trainer, episodes, engine
         self._generators = [f"generator-{i}" for i in range(cluster.num_generators)]
@@ -108,10 +108,10 @@ class RayActors:
             with contextlib.suppress(ActorGone):
                 await self._ask(name, "cancel", attempt_ids)
 
-    async def train(self, request_id: str, items: Sequence[TrainItem]) -> StepResult:
+    async def train(self, request_id: str, items: Sequence[RolloutItem]) -> StepResult:
         return await self._ask("trainer", "train", request_id, items)
 
-    async def mismatch(self, items: Sequence[TrainItem]) -> dict[str, float]:
+    async def mismatch(self, items: Sequence[RolloutItem]) -> dict[str, float]:
         return await self._ask("trainer", "mismatch", items)
 
     async def save(self) -> str:

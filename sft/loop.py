@@ -80,7 +80,7 @@ class Loop:
         resumed = trainer.load(self.run_dir / "checkpoints")
         cursor = resumed["cursor"] if resumed else 0
         end = resumed["end"] if resumed else self.num_batches
-        if end != self.num_batches:
+        if resumed and end != self.num_batches:
             self._end_at(trainer, resumed["end_step"])
         log = None
         if trainer.rank == 0:
