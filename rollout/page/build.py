@@ -132,8 +132,15 @@ def from_the_ledger(part: Part) -> Html:
 
 
 def lineage(parts: Sequence[Part]) -> Html:
-    """Which hashes went into a stage and which policy came out: equal hashes link the rows."""
+    """Which hashes went into a stage and which came out: equal hashes link the rows."""
     rows = []
+    for name, stage in (read_json(parts[0].path / "manifest.json").get("stages") or {}).items():
+        # of a pipeline, in the order its stages ended
+        made = {
+            kind: ", ".join(f"{path} {str(h)[:12]}" for path, h in stage[kind].items())
+            for kind in ("parents", "output")
+        }
+        rows.append([name, stage["verb"], "", made["parents"], made["output"], ""])
     for part in parts:
         if part.manifest:
             parents = ", ".join(f"{name} {str(digest)[:12]}" for name, digest in part.manifest["parents"].items())
@@ -144,7 +151,7 @@ def lineage(parts: Sequence[Part]) -> Html:
             facts = {"policy": part.conditions.get("policy"), "tasks": part.conditions["task_set"]}
             parents = ", ".join(f"{name} {digest[:12]}" for name, digest in facts.items() if digest)
             rows.append([part.name, "eval", "", parents, "", ""])
-    return table(["folder", "stage", "code", "made from", "policy", "steps"], rows)
+    return table(["stage or folder", "verb", "code", "made from", "what came out", "steps"], rows)
 
 
 def settings(part: Part) -> Html:

@@ -1,6 +1,6 @@
 """Trajectories to read: the first and the last that passed, the first and the last that failed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,22 @@ from burnish.rollout.types import Trajectory
 PASSED = 1.0
 """Reward from which an episode is called passed here; the range of a task may say otherwise."""
 WHICH = ("first passed", "last passed", "first failed", "last failed")
+CONDITION = {"passed": "reward >= ?", "failed": "reward < ?", "ungraded": "reward IS NULL AND ? IS NOT NULL"}
 
 
 def from_ledger(ledger: LedgerView) -> dict[str, Trajectory]:
-    """Examples of an RL run."""
+    """Examples of an RL run; of one that grades nothing, its first and last episode."""
+    found = chosen(ledger, WHICH)
+    return found or chosen(ledger, ("first ungraded", "last ungraded"))
+
+
+def chosen(ledger: LedgerView, wanted: Sequence[str]) -> dict[str, Trajectory]:
+    """The episodes that are called so, where there are any."""
     found = {}
-    for which in WHICH:
+    for which in wanted:
         order, kind = which.split()
         sql = (
-            f"SELECT attempt_id FROM attempts WHERE reward {'>=' if kind == 'passed' else '<'} ? AND trajectory IS NOT NULL"
+            f"SELECT attempt_id FROM attempts WHERE {CONDITION[kind]} AND trajectory IS NOT NULL"
             f" ORDER BY closed_at {'ASC' if order == 'first' else 'DESC'}, attempt_id LIMIT 1"
         )
         rows = ledger.rows(sql, PASSED)
@@ -31,15 +38,15 @@ def from_ledger(ledger: LedgerView) -> dict[str, Trajectory]:
 
 def from_lines(path: Path) -> dict[str, Trajectory]:
     """Examples of an evaluation's trajectories.jsonl."""
-    chosen: dict[str, Mapping[str, Any]] = {}
+    records: dict[str, Mapping[str, Any]] = {}
     for record in read_lines(path):
         verdict = record.get("verdict")
         if not isinstance(verdict, dict):
             continue
         kind = "passed" if verdict.get("reward", 0.0) >= PASSED else "failed"
-        chosen.setdefault(f"first {kind}", record)
-        chosen[f"last {kind}"] = record
-    return {which: Trajectory.from_dict(chosen[which]) for which in WHICH if which in chosen}
+        records.setdefault(f"first {kind}", record)
+        records[f"last {kind}"] = record
+    return {which: Trajectory.from_dict(records[which]) for which in WHICH if which in records}
 
 
 def examples(found: Mapping[str, Trajectory], tasks: Path | None) -> Html:
@@ -53,7 +60,7 @@ def examples(found: Mapping[str, Trajectory], tasks: Path | None) -> Html:
         shown.setdefault(trajectory.attempt_id, []).append(which)
     by_id = {trajectory.attempt_id: trajectory for trajectory in found.values()}
     if not shown:
-        return tag("p", "no graded episode yet", class_="dim")
+        return tag("p", "no episode yet", class_="dim")
     return joined(_example(" and ".join(names), by_id[attempt], tasks) for attempt, names in shown.items())
 
 

@@ -37,6 +37,10 @@ def pipeline(tmp_path):
     write_eval(run / "eval" / "base", [False] * 10, "base", written=1.0)
     write_eval(run / "eval" / "sft", [True] * 5 + [False] * 5, "sft", written=2.0)
     write_eval(run / "eval" / "alast", [True] * 4 + [None], "alast")
+    stages = {
+        "init": {"verb": "init", "settings": "e" * 64, "parents": {}, "output": {"base/model.safetensors": "d" * 64}}
+    }
+    (run / "manifest.json").write_text(json.dumps({"code": "0.1.0", "stages": stages}))
     (run / "stages").mkdir()
     stages = ["synth", "init", "eval-base", "sft", "eval-sft", "rl", "eval-alast"]
     records = [{"stage": stage, "pid": 1, "started": 0.0} for stage in stages]

@@ -7,17 +7,20 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from run_folders import HOSTILE, write_eval, write_rl
+from run_folders import HOSTILE, trajectory, write_eval, write_rl
 
 from burnish.configs.cli import main
+from burnish.rollout.ledger import Ledger
 from burnish.rollout.page.build import page_of
 from burnish.rollout.page.folder import parts_of
 from burnish.rollout.page.markup import escaped, joined, page, pre, table, tag
 from burnish.rollout.page.results import evaluations_of, gains_of
+from burnish.rollout.types import Slot
 
 KNOWN = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "table", "tr", "th", "td", "pre", "div",
          "img", "details", "summary"}  # fmt: skip
@@ -108,6 +111,21 @@ def test_a_killed_rl_run(rl):
     assert "train/lr 2 0.001 0.001 0.001 0.001" in found.words
 
 
+def test_a_run_that_grades_nothing_shows_what_was_said(tmp_path, no_charts):
+    ledger = Ledger(tmp_path / "distill" / "ledger.sqlite")
+    slots = [Slot(task_id=f"task-{i}", group_index=i, member=0) for i in range(3)]
+    ledger.add_slots(slots)
+    for slot in slots:
+        played = trajectory(slot, ledger.open_attempt(slot.slot_id), 0.0, f"echo {slot.task_id}")
+        ledger.close_attempt(replace(played, verdict=None, is_graded=False))
+    ledger.close()
+    words = read(page_of(tmp_path / "distill")).words
+    assert "ready finished 3" in words
+    assert "first ungraded: task-0, slot 000-000000-000" in words
+    assert "last ungraded: task-2, slot 000-000002-000" in words
+    assert "echo task-2" in words
+
+
 def test_a_run_that_is_going_on(tmp_path, no_charts):
     ledger = write_rl(tmp_path / "rl")
     try:
@@ -139,6 +157,7 @@ def test_a_pipeline_in_the_order_it_ran(pipeline, no_charts):
         "alast terminal 1.000 [0.510, 1.000] 4 1 not finished: episodes so far",
         "sft-base terminal +0.500",
         "eval/base",
+        "init init base/model.safetensors dddddddddddd",
         "policy dddddddddddd aaaaaaaaaaaa 1",
     ):
         assert words in found.words, words
