@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from cases import BYTES_PER_S, FLOP_PER_S, Case
+from timing import l2_bytes, median_us
 
-from burnish.benchmarks.cases import BYTES_PER_S, FLOP_PER_S, Case
-from burnish.benchmarks.timing import l2_bytes, median_us
 from burnish.kernels.testing import poison
 
-MODULES = ("quant_cases", "decode_cases")
+MODULES = ("quant_cases", "decode_cases", "mhc_cases", "index_cases", "select_cases")
 """Modules of this folder with a `cases()`."""
-_MOST_SETS = 64
+_MOST_SETS = 600
 HEADER = f"{'kernel':<24} {'shape':<34} {'us':>9} {'rate':>12} {'limit':>7} {'goal us':>8} {'torch us':>10} {'ratio':>7}  check"
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 def all_cases(only: str) -> Iterator[Case]:
     """Cases of every module whose "kernel shape" matches the pattern."""
     for name in MODULES:
-        for case in importlib.import_module(f"burnish.benchmarks.{name}").cases():
+        for case in importlib.import_module(name).cases():
             if re.search(only, f"{case.kernel} {case.shape}"):
                 yield case
 

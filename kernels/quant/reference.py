@@ -8,6 +8,8 @@ the fake form bit for bit, signed zeros included.
 
 import torch
 
+from burnish.kernels.rope.reference import rotate_ref
+
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP8_GROUP, MXFP4_GROUP, NVFP4_GROUP = 32, 32, 16
 
@@ -54,7 +56,9 @@ def _scale(groups: torch.Tensor, kind: str) -> torch.Tensor:
         return p2ceil(amax.clamp_min(1e-4) * (1.0 / 448.0))
     if kind == "mxfp4":
         return p2ceil(amax.clamp_min(6.0 * 2.0**-126) * (1.0 / 6.0))
-    return (amax.clamp_min(6.0 * 2.0**-9) / 6.0).clamp_max(448.0).to(torch.float8_e4m3fn).float()
+    # by a tensor: on CUDA torch divides by a Python number with its rounded reciprocal
+    ratio = amax.clamp_min(6.0 * 2.0**-9) / amax.new_full((), 6.0)
+    return ratio.clamp_max(448.0).to(torch.float8_e4m3fn).float()
 
 
 def _levels(device: torch.device) -> torch.Tensor:
@@ -160,3 +164,58 @@ def decode_nvfp4(rows: torch.Tensor, channels: int) -> torch.Tensor:
     value = _unpack_e2m1(rows[..., : channels // 2]).unflatten(-1, (-1, NVFP4_GROUP))
     scale = rows[..., channels // 2 :].contiguous().view(torch.float8_e4m3fn).float()
     return (value * scale.unsqueeze(-1)).flatten(-2)
+
+
+GROUPS = {"fp8": FP8_GROUP, "mxfp4": MXFP4_GROUP, "nvfp4": NVFP4_GROUP}
+"""Form -> channels of one scale."""
+_FAKE = {"fp8": fake_fp8, "mxfp4": fake_mxfp4, "nvfp4": fake_nvfp4}
+_ENCODE = {"fp8": encode_fp8, "mxfp4": encode_mxfp4, "nvfp4": encode_nvfp4}
+_DECODE = {"fp8": decode_fp8, "mxfp4": decode_mxfp4, "nvfp4": decode_nvfp4}
+
+
+def row_bytes(form: str, channels: int) -> int:
+    """Bytes of one stored row: payload, then scales."""
+    payload = channels if form == "fp8" else channels // 2
+    return payload + channels // GROUPS[form]
+
+
+def norm_rows_ref(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm of [N, C] whose fp32 mean does not depend on the order of the sum: it is summed in fp64."""
+    x32 = x.float()
+    mean = x32.double().square().mean(-1, keepdim=True).float()
+    return (weight.float() * (x32 * (mean + eps).sqrt().reciprocal())).to(x.dtype)
+
+
+def write_rows_ref(
+    x: torch.Tensor,
+    table: torch.Tensor,
+    form: str,
+    *,
+    slots: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    rotation: torch.Tensor | None = None,
+    normed: torch.Tensor | None = None,
+    stored: bool = False,
+) -> None:
+    """Norm, rotate and encode `x` [N, C] into rows of `table` [S, row bytes]; see kernels/quant/write.py.
+
+    `stored` writes the bytes of the rounded value: a second encoding may choose half the scale, and decodes the same.
+    """
+    if norm is not None:
+        x = norm_rows_ref(x, norm, eps)
+    if normed is not None:
+        normed.copy_(x)
+    if rotation is not None:
+        x = rotate_ref(x, rotation)
+    # main rows are stored as they are rounded; see the cache's codec
+    rows = _ENCODE[form](_FAKE[form](x) if stored and form != "nvfp4" else x)
+    table[torch.arange(len(x), device=x.device) if slots is None else slots.long()] = rows
+
+
+def read_rows_ref(table: torch.Tensor, form: str, channels: int, *, slots: torch.Tensor | None = None) -> torch.Tensor:
+    """Rows in `slots` [N] of `table` -> [N, channels] fp32; slot -1 reads zeros."""
+    if slots is None:
+        return _DECODE[form](table, channels)
+    values = _DECODE[form](table[slots.long().clamp_min(0)], channels)
+    return values.masked_fill((slots < 0).unsqueeze(-1), 0.0)
