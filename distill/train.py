@@ -66,6 +66,7 @@ def main(run: DistillRun) -> int:
         Stage(
             verb="distill",
             run=run,
+            pacing=run.algo,
             is_resumed=is_resumed,
             settings=settings,
             parents=parents_of(run, found),

@@ -8,13 +8,11 @@ nothing is in flight while a step is taken, so a slot's policy version is fixed)
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
-from burnish.policy.inference.config import EngineConfig
 from burnish.rollout.actors import Actors
 from burnish.rollout.batch import Batch, FormBatch
 from burnish.rollout.buffer import Buffer
-from burnish.rollout.config import ClusterConfig, PacingConfig
+from burnish.rollout.config import ActingRun, PacingConfig
 from burnish.rollout.guard import Action, Guard, GuardTripped, Rule
 from burnish.rollout.ledger import Ledger
 from burnish.rollout.rollouts import Order, Rollouts
@@ -33,32 +31,12 @@ GATE_ITEMS = 8
 """Rollouts on which engine and trainer are compared before the first step, at least."""
 
 
-class LoopRun(Protocol):
-    """What the loop needs of a stage's settings; RlRun and DistillRun have it."""
-
-    @property
-    def algo(self) -> PacingConfig: ...
-    @property
-    def cluster(self) -> ClusterConfig: ...
-    @property
-    def engine(self) -> EngineConfig: ...
-    @property
-    def max_steps(self) -> int: ...
-    @property
-    def passes(self) -> int: ...
-    @property
-    def checkpoint_every(self) -> int: ...
-    @property
-    def gate_max_kl(self) -> float: ...
-    @property
-    def guard(self) -> list[str]: ...
-
-
 class Controller:
     """One run, from the version that is loaded to its last optimizer step.
 
     Args:
         run: the resolved settings.
+        pacing: the loop's part of the stage's `algo`.
         order: slots of each pass over the tasks.
         form: what is made of complete groups.
         ledger: at the trainer's version.
@@ -66,24 +44,32 @@ class Controller:
     """
 
     def __init__(
-        self, run: LoopRun, order: Order, form: FormBatch, ledger: Ledger, actors: Actors, log: Log, version: int
+        self,
+        run: ActingRun,
+        pacing: PacingConfig,
+        order: Order,
+        form: FormBatch,
+        ledger: Ledger,
+        actors: Actors,
+        log: Log,
+        version: int,
     ) -> None:
-        self.config, self.form, self.ledger = run, form, ledger
+        self.config, self.pacing, self.form, self.ledger = run, pacing, form, ledger
         self.actors, self.log = actors, log
         self.version = self.saved_version = self.start_version = version
         self.skipped_in_a_row = 0
         self.guard = Guard(rules=[Rule.parse(rule) for rule in run.guard])
         self.buffer = Buffer(
-            groups_per_batch=run.algo.groups_per_step,
-            max_offpolicy_steps=run.algo.max_offpolicy_steps,
+            groups_per_batch=pacing.groups_per_step,
+            max_offpolicy_steps=pacing.max_offpolicy_steps,
             max_running=run.cluster.num_workers * run.cluster.episodes_per_worker,
             remaining_batches=run.max_steps - version,
         )
         self.rollouts = Rollouts(
             order=order,
             passes=run.passes,
-            group_size=run.algo.group_size,
-            max_attempts=run.algo.max_attempts,
+            group_size=pacing.group_size,
+            max_attempts=pacing.max_attempts,
             ledger=ledger,
             buffer=self.buffer,
             player=actors,
@@ -131,7 +117,7 @@ class Controller:
     async def take_step(self, step: int, batch: Batch) -> bool:
         """False when the step was not finite and changed nothing: its slots are dropped, not tried for ever."""
         if self.version == 0:
-            first = batch.items[: max(self.config.algo.group_size, GATE_ITEMS)]
+            first = batch.items[: max(self.pacing.group_size, GATE_ITEMS)]
             self.gate((await self.actors.mismatch(first))["mismatch_kl"])
         self.ledger.begin_step(step, batch.uses)
         result = await self.actors.train(f"step {step} {batch.uses[0].slot_id}", batch.items)
@@ -164,7 +150,7 @@ class Controller:
 
     def shared_versions(self) -> dict[str, int]:
         """Up to which version the weights that played a killed driver's rollouts are ours, by slot."""
-        if self.config.algo.max_offpolicy_steps == 0:
+        if self.pacing.max_offpolicy_steps == 0:
             return {}  # every version is made again, of the same slots
         return dict.fromkeys(self.rollouts.restored, self.start_version)
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from burnish.envs.config import ReapRun, SandboxKind
 from burnish.envs.errors import UserError
@@ -27,8 +27,8 @@ from burnish.policy.training.metrics import MetricLogger, WandbMode
 from burnish.policy.training.progress import Progress
 from burnish.rollout import cluster
 from burnish.rollout.batch import FormBatch
-from burnish.rollout.config import ActingRun, EvalRun
-from burnish.rollout.controller import Controller, LoopRun
+from burnish.rollout.config import ActingRun, EvalRun, PacingConfig
+from burnish.rollout.controller import Controller
 from burnish.rollout.guard import Action, GuardTripped
 from burnish.rollout.harness.base import Harness
 from burnish.rollout.ledger import Ledger
@@ -48,6 +48,8 @@ class Stage:
 
     verb: str
     run: ActingRun
+    pacing: PacingConfig
+    """The loop's part of its `algo`."""
     is_resumed: bool
     settings: str
     """The run's settings as YAML, for a new folder."""
@@ -178,8 +180,7 @@ async def train_from(version: int, stage: Stage, ledger: Ledger, actors: RayActo
             if stage.shown in values:
                 progress.advance(step - progress.done, **{stage.shown.split("/")[-1]: values[stage.shown]})
 
-        # the root dataclass of a stage has an `algo`, whose kind is the stage's own
-        controller = Controller(cast(LoopRun, run), stage.order, stage.form, ledger, actors, log, version)
+        controller = Controller(run, stage.pacing, stage.order, stage.form, ledger, actors, log, version)
         await controller.run()
         for name, counters in (await actors.stats()).items():
             log({f"{name}/{key}": value for key, value in counters.items()}, controller.version)

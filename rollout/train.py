@@ -33,6 +33,7 @@ def main(run: RlRun) -> int:
         Stage(
             verb="rl",
             run=run,
+            pacing=run.algo,
             is_resumed=is_resumed,
             settings=to_yaml(run),
             parents={

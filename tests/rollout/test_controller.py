@@ -187,7 +187,7 @@ def start(run: RlRun, folder: Path, tasks, *, reply=skilled, sandboxes=None, ste
         log(values)
 
     order = order_of(tasks, run.algo.group_size, "none", run.seed)
-    controller = Controller(run, order, former_of(run, folder / "blocks"), ledger, actors, write, version)
+    controller = Controller(run, run.algo, order, former_of(run, folder / "blocks"), ledger, actors, write, version)
     return controller, actors, ledger, engine
 
 
