@@ -1,7 +1,8 @@
 """Chaos: kill -9 of driver, worker, engine, trainer and container at random, and a restart of the Docker engine, under RL.
 
 In schedule=lockstep and engine.deterministic=true a run is a function of its settings: the losses after any number of faults
-are bit for bit those of a run that was left alone. `make chaos N=30` sets how many faults, and has the Docker engine restarted, too; CI runs 5 without that.
+are bit for bit those of a run that was left alone. `make chaos N=30` sets how many faults, and has the Docker engine
+restarted, too; CI runs 5 without that.
 """
 
 import contextlib
