@@ -159,7 +159,7 @@ def test_a_dry_run_says_what_is_left_to_do_and_what_it_may_use(tmp_path):
         ([TWO, "synth.families=[juggle]"], "no domain of terminal, coding has a family 'juggle'"),
         (["rl.policy=x"], "rl.policy is filled in by the pipeline"),
         (["budget.minutes=-1"], "budget.minutes must be >= 0"),
-        (["budget.expected_minutes={swim: 3}"], "no stage of a pipeline is a 'swim'"),
+        (["budget.expected_minutes={swim: 3}"], "budget.expected_minutes.swim"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(words, says):

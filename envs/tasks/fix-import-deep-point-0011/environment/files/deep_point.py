@@ -1,0 +1,1 @@
+def ready_product(x): return x * 13

@@ -1,1 +1,0 @@
-def short_host(x): return x + 9

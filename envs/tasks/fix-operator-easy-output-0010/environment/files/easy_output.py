@@ -1,0 +1,1 @@
+def great_buffer(z): return z - 11

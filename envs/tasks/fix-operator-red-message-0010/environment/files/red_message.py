@@ -1,1 +1,0 @@
-def wise_handler(z): return z - 11

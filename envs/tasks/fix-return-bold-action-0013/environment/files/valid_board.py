@@ -1,1 +1,0 @@
-def quick_key(x): x * 10

@@ -1,0 +1,1 @@
+def urban_board(x): print(x + 8)

@@ -1,1 +1,0 @@
-def young_project(z): return z * 13

@@ -1,0 +1,1 @@
+def direct_field(z): return z + 20

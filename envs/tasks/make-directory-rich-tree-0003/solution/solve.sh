@@ -1,3 +1,0 @@
-#!/bin/bash
-mkdir -p rich-tree/home
-cp major-glass.txt rich-tree/home

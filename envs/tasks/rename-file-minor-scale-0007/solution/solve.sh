@@ -1,4 +1,0 @@
-#!/bin/bash
-mv perfect-beam.txt minor-scale.txt
-mkdir -p fair-eye
-cp minor-scale.txt fair-eye

@@ -1,2 +1,0 @@
-#!/bin/bash
-sort long-plane.txt > raw-road.txt

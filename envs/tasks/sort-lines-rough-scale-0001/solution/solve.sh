@@ -1,0 +1,2 @@
+#!/bin/bash
+sort long-plane.txt > rough-scale.txt

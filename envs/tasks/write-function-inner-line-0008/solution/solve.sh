@@ -1,2 +1,0 @@
-#!/bin/bash
-echo 'def minor_frame(x): return x - 2' > inner_line.py
