@@ -85,7 +85,7 @@ def plot(lines: list[dict], path: Path) -> None:
     axes.set_xlabel(f"% of the limit ({BYTES_PER_S / 1e12:.1f} TB/s or {FLOP_PER_S / 1e12:.0f} TFLOP/s)")
     axes.tick_params(axis="y", labelsize=7)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def device_slug() -> str:
