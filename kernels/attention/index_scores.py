@@ -38,18 +38,11 @@ def _e4m3_byte(x):
 
 @triton.jit
 def _fold_query_kernel(
-    q_ptr,
-    w_ptr,
-    q8_ptr,
-    w8_ptr,
-    num_heads,
-    C: tl.constexpr,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+    q_ptr, w_ptr, q8_ptr, w8_ptr, num_heads, C: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    h, c = tl.arange(0, HEADS), tl.arange(0, BLOCK_C)
+    h, c = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H), tl.arange(0, C)
     mask = (h < num_heads)[:, None] & (c < C)[None, :]
     q = tl.load(q_ptr + row * num_heads * C + h[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
     exponent = tl.max(tl.abs(q), 1).to(tl.int32, bitcast=True) >> 23
@@ -61,10 +54,18 @@ def _fold_query_kernel(
     # even channels of a group first: the low nibbles of the stored bytes
     place = (c // 32) * (HEADS * 32) + (c % 2) * 16 + (c % 32) // 2
     at = row * (GROUPS * HEADS * 32) + h[:, None] * 32 + place[None, :]
-    tl.store(q8_ptr + at, code.to(tl.uint8), mask=(c < C)[None, :])
+    tl.store(q8_ptr + at, code.to(tl.uint8))
     w = tl.load(w_ptr + row * num_heads + h, mask=h < num_heads, other=0.0).to(tl.float32)
     # 2^6 undoes the 2^-6 of the keys' bytes
     tl.store(w8_ptr + row * HEADS + h, w * (down * 64.0))
+
+
+@triton.jit
+def _load_group(q_ptr, row, n, g: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr):
+    """[32, columns] E4M3: one group's channels of the queries of a program."""
+    c = tl.arange(0, 32)
+    at = (row + n // HEADS) * (GROUPS * HEADS * 32) + g * (HEADS * 32) + (n % HEADS) * 32
+    return tl.load(q_ptr + at[None, :] + c[:, None]).to(tl.float8e4nv, bitcast=True)
 
 
 @triton.jit
@@ -105,21 +106,74 @@ def _scale_value(byte):
 
 
 @triton.jit
-def _group_dots(base, is_key, q, g: tl.constexpr, ASM: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[BLOCK_K, columns of q]: exact products of one scale group."""
-    byte = tl.arange(0, 16)
-    packed = tl.load(base[:, None] + (g * 16 + byte)[None, :], mask=is_key[:, None], other=0)
-    low, high = _unpack(packed, ASM)
-    keys = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (BLOCK_K, 32))
-    return tl.dot(keys.to(tl.float8e4nv, bitcast=True), q)
+def _product_order(x, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, WARPS: tl.constexpr):
+    """The rows of x [BLOCK_K, COLUMNS] in another order, eight neighbours staying neighbours.
+
+    Loads give warp w the rows 8 w + 8 WARPS i, the product's first operand lives in its warp as rows 16 w + 8 i: named
+    so, the rows are where they are needed, and no value moves between threads.
+    """
+    x = tl.reshape(x, (BLOCK_K // (16 * WARPS), 2, WARPS, 8, COLUMNS))
+    return tl.reshape(tl.permute(x, (0, 2, 1, 3, 4)), (BLOCK_K, COLUMNS))
 
 
 @triton.jit
-def _load_group(q_ptr, row, n, g: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr):
-    """[32, columns] E4M3: one group's channels of the queries of a program."""
-    c = tl.arange(0, 32)
-    at = (row + n // HEADS) * (GROUPS * HEADS * 32) + g * (HEADS * 32) + (n % HEADS) * 32
-    return tl.load(q_ptr + at[None, :] + c[:, None]).to(tl.float8e4nv, bitcast=True)
+def _locate(
+    table_ptr, blocks_ptr, tile, most, M,
+    ENTRIES_PER_PAGE: tl.constexpr, ROW_BYTES: tl.constexpr, BLOCK_K: tl.constexpr, GATHER: tl.constexpr,
+):  # fmt: skip
+    """(entry, byte offset of its stored row) of the columns of one tile; an entry from `most` on has no row."""
+    j = tl.arange(0, BLOCK_K)
+    k = tile * BLOCK_K + j
+    # page and row are not multiplied as one number: the compiler would take rows for better aligned than to 4 bytes
+    if GATHER:
+        block = tl.load(blocks_ptr + k // 8, mask=k < M * 8, other=-1)
+        entry = tl.where(block < 0, most, block * 8 + k % 8)
+        page = tl.load(table_ptr + entry // ENTRIES_PER_PAGE, mask=entry < most, other=0).to(tl.int64)
+        offset = page * (ENTRIES_PER_PAGE * ROW_BYTES) + (entry % ENTRIES_PER_PAGE) * ROW_BYTES
+    elif ENTRIES_PER_PAGE % BLOCK_K == 0:
+        entry = k
+        first = tile * BLOCK_K
+        page = tl.load(table_ptr + first // ENTRIES_PER_PAGE, mask=first < most, other=0).to(tl.int64)
+        offset = page * (ENTRIES_PER_PAGE * ROW_BYTES) + (first % ENTRIES_PER_PAGE + j) * ROW_BYTES
+    else:
+        entry = k
+        page = tl.load(table_ptr + entry // ENTRIES_PER_PAGE, mask=entry < most, other=0).to(tl.int64)
+        offset = page * (ENTRIES_PER_PAGE * ROW_BYTES) + (entry % ENTRIES_PER_PAGE) * ROW_BYTES
+    return entry, offset
+
+
+@triton.jit
+def _load_packed(base, is_key, g: tl.constexpr):
+    return tl.load(base[:, None] + (g * 16 + tl.arange(0, 16))[None, :], mask=is_key[:, None], other=0)
+
+
+@triton.jit
+def _load_rows(rows_ptr, offset, is_key, GROUPS: tl.constexpr):
+    """The packed codes of each group [BLOCK_K, 16], and the group scales as one word."""
+    base = rows_ptr + offset
+    p0 = _load_packed(base, is_key, 0)
+    p1, p2, p3 = p0, p0, p0
+    scales = base + GROUPS * 16
+    if GROUPS == 4:
+        p1, p2, p3 = _load_packed(base, is_key, 1), _load_packed(base, is_key, 2), _load_packed(base, is_key, 3)
+        word = tl.load(scales.to(tl.pointer_type(tl.uint32)), mask=is_key, other=0)
+    else:
+        word = tl.load(scales, mask=is_key, other=0).to(tl.uint32)
+        if GROUPS == 2:
+            p1 = _load_packed(base, is_key, 1)
+            word |= tl.load(scales + 1, mask=is_key, other=0).to(tl.uint32) << 8
+    return p0, p1, p2, p3, word
+
+
+@triton.jit
+def _group_dots(packed, word, q, g: tl.constexpr, ASM: tl.constexpr, BLOCK_K: tl.constexpr, WARPS: tl.constexpr):
+    """[BLOCK_K, columns of q] in product order: exact products of one scale group, times the rows' scales."""
+    low, high = _unpack(packed, ASM)
+    keys = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (BLOCK_K, 32))
+    keys = _product_order(keys, 32, BLOCK_K, WARPS)
+    # E8M0 byte b is 2^(b - 127); byte 0 belongs to rows of zeros
+    scale = (((word >> (8 * g)) & 0xFF) << 23).to(tl.float32, bitcast=True)
+    return tl.dot(keys.to(tl.float8e4nv, bitcast=True), q) * scale
 
 
 @triton.jit
@@ -127,15 +181,21 @@ def _index_scores_kernel(
     q_ptr, w_ptr, rows_ptr, table_ptr, context_ptr, visible_ptr, blocks_ptr, score_ptr, max_ptr,
     T, P, M, TILES,
     ENTRIES_PER_PAGE: tl.constexpr, ROW_BYTES: tl.constexpr, GROUPS: tl.constexpr, HEADS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_K: tl.constexpr, GATHER: tl.constexpr, BLOCK_MAX: tl.constexpr, PIN: tl.constexpr,
-    ROUND: tl.constexpr, ASM: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_K: tl.constexpr, WARPS: tl.constexpr, GATHER: tl.constexpr, BLOCK_MAX: tl.constexpr,
+    PIN: tl.constexpr, ROUND: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64) * ROWS
-    n = tl.arange(0, ROWS * HEADS)
-    own = tl.arange(0, ROWS)
+    n, own = tl.arange(0, ROWS * HEADS), tl.arange(0, ROWS)
     visible = tl.load(visible_ptr + row + own).to(tl.int32)  # [ROWS]
     most = tl.max(visible, 0)
-    context = tl.load(context_ptr + row).to(tl.int64)
+    table_ptr += tl.load(context_ptr + row).to(tl.int64) * P
+    columns = most
+    if GATHER:
+        columns = M * 8
+        blocks_ptr += row * M
+    first = tl.program_id(0) * TILES
+    last = tl.minimum(first + TILES, tl.cdiv(columns, BLOCK_K))
+    entry, offset = _locate(table_ptr, blocks_ptr, first, most, M, ENTRIES_PER_PAGE, ROW_BYTES, BLOCK_K, GATHER)
     w = tl.load(w_ptr + row * HEADS + n)
     q0 = _load_group(q_ptr, row, n, 0, HEADS, GROUPS)
     if GROUPS > 1:
@@ -143,35 +203,17 @@ def _index_scores_kernel(
     if GROUPS > 2:
         q2 = _load_group(q_ptr, row, n, 2, HEADS, GROUPS)
         q3 = _load_group(q_ptr, row, n, 3, HEADS, GROUPS)
-    columns = most
-    if GATHER:
-        columns = M * 8
-    first = tl.program_id(0) * TILES
-    for tile in range(first, tl.minimum(first + TILES, tl.cdiv(columns, BLOCK_K))):
-        k = tile * BLOCK_K + tl.arange(0, BLOCK_K)
-        entry = k
-        if GATHER:
-            block = tl.load(blocks_ptr + row * M + k // 8, mask=k < M * 8, other=-1)
-            entry = tl.where(block < 0, most, block * 8 + k % 8)
-        is_key = entry < most
-        page = tl.load(table_ptr + context * P + entry // ENTRIES_PER_PAGE, mask=is_key, other=0).to(tl.int64)
-        # as one product of ROW_BYTES the compiler would take rows for aligned to more than their 4 bytes
-        base = rows_ptr + page * (ENTRIES_PER_PAGE * ROW_BYTES) + (entry % ENTRIES_PER_PAGE) * ROW_BYTES
-        scales = base + GROUPS * 16
-        if GROUPS == 4:
-            word = tl.load(scales.to(tl.pointer_type(tl.uint32)), mask=is_key, other=0)
-            s0, s1 = word & 0xFF, (word >> 8) & 0xFF
-            s2, s3 = (word >> 16) & 0xFF, word >> 24
-        else:
-            s0 = tl.load(scales, mask=is_key, other=0)
-            if GROUPS > 1:
-                s1 = tl.load(scales + 1, mask=is_key, other=0)
-        dots = _group_dots(base, is_key, q0, 0, ASM, BLOCK_K) * _scale_value(s0)[:, None]
+    for tile in range(first, last):
+        p0, p1, p2, p3, word = _load_rows(rows_ptr, offset, entry < most, GROUPS)
+        # where the next tile lies is looked up while this one is scored
+        entry1, offset = _locate(table_ptr, blocks_ptr, tile + 1, most, M, ENTRIES_PER_PAGE, ROW_BYTES, BLOCK_K, GATHER)
+        word = _product_order(word[:, None], 1, BLOCK_K, WARPS)  # [BLOCK_K, 1]
+        dots = _group_dots(p0, word, q0, 0, ASM, BLOCK_K, WARPS)
         if GROUPS > 1:
-            dots += _group_dots(base, is_key, q1, 1, ASM, BLOCK_K) * _scale_value(s1)[:, None]
+            dots += _group_dots(p1, word, q1, 1, ASM, BLOCK_K, WARPS)
         if GROUPS > 2:
-            dots += _group_dots(base, is_key, q2, 2, ASM, BLOCK_K) * _scale_value(s2)[:, None]
-            dots += _group_dots(base, is_key, q3, 3, ASM, BLOCK_K) * _scale_value(s3)[:, None]
+            dots += _group_dots(p2, word, q2, 2, ASM, BLOCK_K, WARPS)
+            dots += _group_dots(p3, word, q3, 3, ASM, BLOCK_K, WARPS)
         if ROUND:
             dots = dots.to(tl.bfloat16).to(tl.float32)
         weighted = tl.maximum(dots, 0.0) * w[None, :]
@@ -180,16 +222,19 @@ def _index_scores_kernel(
         score = tl.sum(tl.reshape(weighted, (BLOCK_K, ROWS, HEADS)), 2)  # [BLOCK_K, ROWS]
         if ROUND:
             score = score.to(tl.bfloat16).to(tl.float32)
-        score = tl.where(entry[:, None] < visible[None, :], score, float("-inf"))
-        at = (row + own)[None, :] * T + k[:, None]
-        tl.store(score_ptr + at, score.to(score_ptr.dtype.element_ty), mask=(k < T)[:, None])
+        k = _product_order((tile * BLOCK_K + tl.arange(0, BLOCK_K))[:, None], 1, BLOCK_K, WARPS)  # [BLOCK_K, 1]
+        seen = _product_order(entry[:, None], 1, BLOCK_K, WARPS) < visible[None, :]
+        score = tl.where(seen, score, float("-inf"))
+        at = (row + own)[None, :] * T + k
+        tl.store(score_ptr + at, score.to(score_ptr.dtype.element_ty), mask=k < T)
         if BLOCK_MAX:
             best = tl.max(tl.reshape(score, (BLOCK_K // 8, 8, ROWS)), 1)
-            b = tile * (BLOCK_K // 8) + tl.arange(0, BLOCK_K // 8)
+            block = tl.max(tl.reshape(k, (BLOCK_K // 8, 8)), 1)[:, None] // 8
             if PIN:
-                best = tl.where(b[:, None] == ((visible - 1) // 8)[None, :], float("inf"), best)
-            at = (row + own)[None, :] * (T // 8) + b[:, None]
-            tl.store(max_ptr + at, best.to(max_ptr.dtype.element_ty), mask=(b < T // 8)[:, None])
+                best = tl.where(block == ((visible - 1) // 8)[None, :], float("inf"), best)
+            at = (row + own)[None, :] * (T // 8) + block
+            tl.store(max_ptr + at, best.to(max_ptr.dtype.element_ty), mask=block < T // 8)
+        entry = entry1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,11 +252,10 @@ class Keys:
 class ScoreTiles:
     """How a launch is cut."""
 
-    block_k: int = 128
+    block_k: int = 64
     """Entries of one step."""
     num_warps: int = 4
-    programs_per_processor: int = 4
-    num_stages: int = 2
+    programs_per_processor: int = 7
     asm: bool = True
     """Unpack four bytes at once by inline assembly; the interpreter never does."""
 
@@ -232,9 +276,9 @@ def fold_query(query: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor
     q8 = torch.empty(num_rows, groups, padded, GROUP, dtype=torch.uint8, device=query.device)
     w8 = torch.empty(num_rows, padded, dtype=torch.float32, device=query.device)
     if num_rows:
-        _fold_query_kernel[(num_rows,)](
-            query.contiguous(), weights.contiguous(), q8, w8, heads, C=channels, HEADS=padded, GROUPS=groups,
-            BLOCK_C=triton.next_power_of_2(channels), num_warps=4,
+        _fold_query_kernel[(num_rows, padded // 8)](
+            query.contiguous(), weights.contiguous(), q8, w8, heads, C=channels, HEADS=padded, GROUPS=groups, BLOCK_H=8,
+            num_warps=2,
         )  # fmt: skip
     return q8, w8
 
@@ -316,8 +360,8 @@ def index_scores(
         q8, w8, keys.rows, keys.table, context, visible, blocks, scores, best,
         width, keys.table.shape[1], blocks.shape[1] if blocks is not None else 0, tiles_each,
         ENTRIES_PER_PAGE=keys.entries_per_page, ROW_BYTES=keys.rows.shape[1], GROUPS=channels // GROUP,
-        HEADS=q8.shape[2], ROWS=rows_per_program, BLOCK_K=tiles.block_k, GATHER=blocks is not None,
+        HEADS=q8.shape[2], ROWS=rows_per_program, BLOCK_K=tiles.block_k, WARPS=tiles.num_warps, GATHER=blocks is not None,
         BLOCK_MAX=block_max, PIN=pin_newest, ROUND=rounds, ASM=tiles.asm and not is_interpreted(),
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        num_warps=tiles.num_warps, num_stages=1,
     )  # fmt: skip
     return scores, best

@@ -2,8 +2,8 @@
 
 The k best of a row lie in the k groups with the best maxima (equal maxima: the first groups), so long rows are read once
 for the maxima of groups of 64 and 512, and one program a row walks down: k groups of 512, of 64, of 8, then k entries.
-Every step looks at 8 k values: the k-th largest is found by halving an interval of order preserving keys and counting,
-and a prefix sum places what is chosen, in order, without a sort. No score is NaN.
+Every step looks at 8 k values: the k-th largest is found by guessing within an interval of order preserving keys and
+counting, and a prefix sum places what is chosen, in order, without a sort. No score is NaN.
 Shapes: R rows, T entries, K slots. Twins: kernels/attention/reference.py::select_top_ref, candidate_blocks_ref.
 """
 
@@ -32,47 +32,72 @@ def _value(key, BITS: tl.constexpr):
 
 @triton.jit
 def _count(chosen):
-    return tl.sum(chosen.to(tl.int32), 0)
+    return tl.sum(chosen.to(tl.int32), axis=None)
 
 
 @triton.jit
-def _threshold(x, k, BITS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
+def _bounds(x, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
+    """(least, top): at least GROUPS values of x [WIDTH / 8, 8] reach the one, none exceeds the other."""
+    best = tl.max(tl.reshape(x, (WIDTH // GROUPS, GROUPS)), 0)
+    # one value of each group reaches the least of the groups' maxima
+    return tl.min(best, 0), tl.max(best, 0)
+
+
+@triton.jit
+def _threshold(x, least, top, k, BITS: tl.constexpr):
     """(t, passed): the largest t of BITS bits that at least k values reach, and how many do; t below every value
     when fewer than k are above -inf; any t that exactly k values reach, if there is one on the way.
 
     Args:
-        x: [BLOCK] fp32, -inf for what may not be chosen.
-        GROUPS: power of two, at least k if the search is to start close.
+        x: [..] fp32, -inf for what may not be chosen.
+        least: k values reach it, or it is -inf.
+        top: no value exceeds it.
     """
-    best = tl.max(tl.reshape(x, (BLOCK // GROUPS, GROUPS)), 0)
-    # one value of each group reaches the least of the groups' maxima
-    least = tl.where(k <= GROUPS, tl.min(best, 0), float("-inf"))
     low = _key(tl.maximum(least, -3.4028234663852886e38), BITS)
-    high = _key(tl.max(best, 0), BITS) + 1
-    passed = _count(x >= _value(low, BITS))
-    gap = high - low
+    high = _key(top, BITS) + 1
+    passed, above = _count(x >= _value(low, BITS)), tl.full((), 0, tl.int32)
+    if top == float("inf"):
+        # between infinity and the rest nothing could be guessed
+        infinite = _count(x == float("inf"))
+        rest = tl.max(tl.where(x == float("inf"), float("-inf"), x), axis=None)
+        low = tl.where(infinite >= k, high - 1, low)
+        passed = tl.where(infinite >= k, infinite, passed)
+        above = tl.where(infinite >= k, 0, infinite)
+        high = tl.where(infinite >= k, high, tl.maximum(_key(rest, BITS), low) + 1)
+    gap, step = high - low, tl.full((), 0, tl.int32)
     while (passed > k) & (gap != 1):
-        middle = low + (gap.to(tl.uint32, bitcast=True) >> 1).to(tl.int32, bitcast=True)
+        # the tail of scores falls like an exponential: guess on the logarithm of counts, halve at every third step
+        share = tl.log2(passed.to(tl.float32) / k) / tl.log2(passed.to(tl.float32) / (above.to(tl.float32) + 0.5))
+        from_value = _value(low, BITS)
+        guess = _key(from_value + (_value(high, BITS) - from_value) * share, BITS)
+        half = low + (gap.to(tl.uint32, bitcast=True) >> 1).to(tl.int32, bitcast=True)
+        middle = tl.where(step % 3 == 2, half, tl.minimum(tl.maximum(guess, low + 1), high - 1))
         number = _count(x >= _value(middle, BITS))
-        high = tl.where(number >= k, high, middle)
-        low = tl.where(number >= k, middle, low)
-        passed = tl.where(number >= k, number, passed)
-        gap = high - low
+        is_enough = number >= k
+        high, above = tl.where(is_enough, high, middle), tl.where(is_enough, above, number)
+        low, passed = tl.where(is_enough, middle, low), tl.where(is_enough, number, passed)
+        gap, step = high - low, step + 1
     return _value(low, BITS), passed
 
 
 @triton.jit
+def _before(number):
+    """Sum of what comes before each value of [N, 8], row by row."""
+    rows = tl.sum(number, 1)
+    return (tl.cumsum(rows, 0) - rows)[:, None] + tl.cumsum(number, 1) - number
+
+
+@triton.jit
 def _place(x, threshold, passed, k):
-    """(chosen, slot): what is above the threshold, and the first ones equal to it, up to k in all."""
+    """(chosen, slot) of x [N, 8]: what is above the threshold, and the first ones equal to it, up to k in all."""
     if passed <= k:
         chosen = x >= threshold
-        slot = tl.cumsum(chosen.to(tl.int32), 0) - 1
+        slot = _before(chosen.to(tl.int32))
     else:
         is_above, is_equal = x > threshold, x == threshold
         need = k - _count(is_above)
         # both counts in one prefix sum, 16 bits each
-        both = is_above.to(tl.int32) + (is_equal.to(tl.int32) << 16)
-        before = tl.cumsum(both, 0) - both
+        before = _before(is_above.to(tl.int32) + (is_equal.to(tl.int32) << 16))
         equal = (before >> 16) & 0xFFFF
         chosen = is_above | (is_equal & (equal < need))
         slot = (before & 0xFFFF) + tl.minimum(equal, need)
@@ -93,44 +118,43 @@ def _fill_empty(out_ptr, number, k, SLOTS: tl.constexpr):
 
 
 @triton.jit
-def _narrow(x, place, scratch_ptr, k, BITS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
-    """Keep the places of the k best of x [WIDTH] in scratch [SLOTS], ascending, -1 last; returns them [SLOTS]."""
-    threshold, passed = _threshold(x, k, BITS, WIDTH, SLOTS)
+def _narrow(x, place, least, top, scratch_ptr, k, BITS: tl.constexpr, SLOTS: tl.constexpr):
+    """Places of the k best of x [N, 8] as [SLOTS], ascending, -1 last, and what they reach."""
+    threshold, passed = _threshold(x, least, top, k, BITS)
     chosen, slot = _place(x, threshold, passed, k)
     tl.store(scratch_ptr + slot, place, mask=chosen)
     _fill_empty(scratch_ptr, tl.minimum(passed, k), SLOTS, SLOTS)
     tl.debug_barrier()
-    return tl.load(scratch_ptr + tl.arange(0, SLOTS))
+    return tl.load(scratch_ptr + tl.arange(0, SLOTS)), threshold
 
 
 @triton.jit
-def _children(parent, SLOTS: tl.constexpr):
-    """[8 SLOTS] places of the eight members of each chosen group, negative for no group."""
-    member = tl.arange(0, 8)
-    child = tl.where(parent[:, None] < 0, -1, parent[:, None] * 8 + member[None, :])
-    return tl.reshape(child, (SLOTS * 8,))
+def _places(WIDTH: tl.constexpr):
+    """[WIDTH / 8, 8]: 0, 1, 2, ..."""
+    return tl.arange(0, WIDTH // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
 
 
 @triton.jit
-def _load_places(ptr, place, limit):
-    return tl.load(ptr + place, mask=(place >= 0) & (place < limit), other=float("-inf")).to(tl.float32)
+def _load_members(ptr, parent, limit):
+    """(values, places) [SLOTS, 8] of the eight members of each chosen group; -inf where there is none."""
+    place = tl.maximum(parent, 0)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    mask = (parent >= 0)[:, None] & (place < limit)
+    return tl.load(ptr + place, mask=mask, other=float("-inf")).to(tl.float32), place
 
 
 @triton.jit
-def _load_group_maxima(score_ptr, group, limit, VECTOR: tl.constexpr):
-    """Maxima of groups of eight scores."""
-    member = tl.arange(0, 8)
-    at = tl.maximum(group, 0)[:, None] * 8 + member[None, :]
-    return tl.where(group < 0, float("-inf"), tl.max(_load_scores(score_ptr, at, limit, VECTOR), 1))
+def _load_group_maxima(score_ptr, group, limit, VECTOR: tl.constexpr, WIDTH: tl.constexpr):
+    """Maxima of the groups of eight scores `group` [WIDTH / 8, 8]."""
+    at = tl.reshape(group, (WIDTH,))[:, None] * 8 + tl.arange(0, 8)[None, :]
+    return tl.reshape(tl.max(_load_scores(score_ptr, at, limit, VECTOR), 1), (WIDTH // 8, 8))
 
 
 @triton.jit
 def _finish(
-    score_ptr, blocks_ptr, out_ptr, x, place, k, BITS: tl.constexpr, HAS_BLOCKS: tl.constexpr, WIDTH: tl.constexpr,
-    SLOTS: tl.constexpr,
-):  # fmt: skip
-    """Write the k best of x [WIDTH]."""
-    threshold, passed = _threshold(x, k, BITS, WIDTH, SLOTS)
+    x, place, least, top, blocks_ptr, out_ptr, k, BITS: tl.constexpr, HAS_BLOCKS: tl.constexpr, SLOTS: tl.constexpr
+):
+    """Write the k best of x [N, 8]."""
+    threshold, passed = _threshold(x, least, top, k, BITS)
     chosen, slot = _place(x, threshold, passed, k)
     if HAS_BLOCKS:
         # a column of a candidate block stands for an entry
@@ -153,16 +177,16 @@ def _select_kernel(
     if HAS_BLOCKS:
         blocks_ptr += row * M
     if GROUPED:
-        group = tl.arange(0, BLOCK // 8)
-        best = _load_group_maxima(score_ptr, group, limit, VECTOR)
-        parent = _narrow(best, group, scratch_ptr + row * SLOTS, k, BITS, BLOCK // 8, SLOTS)
-        place = _children(parent, SLOTS)
-        x = _load_places(score_ptr, place, limit)
-        _finish(score_ptr, blocks_ptr, out_ptr, x, place, k, BITS, HAS_BLOCKS, SLOTS * 8, SLOTS)
+        group = _places(BLOCK // 8)
+        best = _load_group_maxima(score_ptr, group, limit, VECTOR, BLOCK // 8)
+        least, top = _bounds(best, BLOCK // 8, SLOTS)
+        parent, least = _narrow(best, group, least, top, scratch_ptr + row * SLOTS, k, BITS, SLOTS)
+        x, place = _load_members(score_ptr, parent, limit)
     else:
-        place = tl.arange(0, BLOCK)
+        place = _places(BLOCK)
         x = _load_scores(score_ptr, place, limit, VECTOR)
-        _finish(score_ptr, blocks_ptr, out_ptr, x, place, k, BITS, HAS_BLOCKS, BLOCK, SLOTS)
+        least, top = _bounds(x, BLOCK, SLOTS)
+    _finish(x, place, least, top, blocks_ptr, out_ptr, k, BITS, HAS_BLOCKS, SLOTS)
 
 
 @triton.jit
@@ -198,21 +222,24 @@ def _descend_kernel(
     out_ptr += row * k
     scratch_ptr += row * 3 * SLOTS
     fine_limit = tl.cdiv(limit, GROUP)
+    place = _places(COARSE)
     if GROUP == 64:
-        place = tl.arange(0, COARSE)
-        best = _load_places(coarse_ptr + row * num_coarse, place, tl.cdiv(limit, 512))
-        place = _children(_narrow(best, place, scratch_ptr, k, BITS, COARSE, SLOTS), SLOTS)
-        best = _load_places(fine_ptr, place, fine_limit)
-        place = _children(_narrow(best, place, scratch_ptr + SLOTS, k, BITS, SLOTS * 8, SLOTS), SLOTS)
-        best = _load_group_maxima(score_ptr, place, limit, VECTOR)
-        parent = _narrow(best, place, scratch_ptr + 2 * SLOTS, k, BITS, SLOTS * 8, SLOTS)
+        best = _load_scores(coarse_ptr + row * num_coarse, place, tl.cdiv(limit, 512), 1)
+        least, top = _bounds(best, COARSE, SLOTS)
+        # what k groups reach, k of their members reach
+        parent, least = _narrow(best, place, least, top, scratch_ptr, k, BITS, SLOTS)
+        best, place = _load_members(fine_ptr, parent, fine_limit)
+        parent, least = _narrow(best, place, least, top, scratch_ptr + SLOTS, k, BITS, SLOTS)
+        member = tl.maximum(parent, 0)[:, None] * 8 + tl.arange(0, 8)[None, :]
+        best = _load_group_maxima(score_ptr, member, limit, VECTOR, SLOTS * 8)
+        best = tl.where((parent >= 0)[:, None], best, float("-inf"))
+        parent, least = _narrow(best, member, least, top, scratch_ptr + 2 * SLOTS, k, BITS, SLOTS)
     else:
-        place = tl.arange(0, COARSE)
-        best = _load_places(fine_ptr, place, fine_limit)
-        parent = _narrow(best, place, scratch_ptr, k, BITS, COARSE, SLOTS)
-    place = _children(parent, SLOTS)
-    x = _load_places(score_ptr, place, limit)
-    _finish(score_ptr, score_ptr, out_ptr, x, place, k, BITS, False, SLOTS * 8, SLOTS)
+        best = _load_scores(fine_ptr, place, fine_limit, 1)
+        least, top = _bounds(best, COARSE, SLOTS)
+        parent, least = _narrow(best, place, least, top, scratch_ptr, k, BITS, SLOTS)
+    x, place = _load_members(score_ptr, parent, limit)
+    _finish(x, place, least, top, score_ptr, out_ptr, k, BITS, False, SLOTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,11 +252,7 @@ class SelectTiles:
     """Group maxima that one program looks at in one step."""
     most_slots: int = 1024
     """Slots up to which groups of 64 are walked down; more slots take groups of 8."""
-    num_warps: int | None = None
-
-
-def _warps(elements: int) -> int:
-    return max(4, min(32, elements // 1024))
+    num_warps: int = 8
 
 
 def _check(scores: torch.Tensor, visible: torch.Tensor, k: int, blocks: torch.Tensor | None) -> None:
@@ -271,7 +294,7 @@ def _select_long(scores: torch.Tensor, visible: torch.Tensor, k: int, out: torch
     width = max(width, slots)
     _descend_kernel[(num_rows,)](
         scores, visible, fine, coarse, out, scratch, stride, num_fine, num_coarse, k, BITS=bits, VECTOR=vector,
-        GROUP=group, COARSE=width, SLOTS=slots, num_warps=tiles.num_warps or _warps(max(width, 8 * slots)),
+        GROUP=group, COARSE=width, SLOTS=slots, num_warps=tiles.num_warps,
     )  # fmt: skip
 
 
@@ -324,7 +347,7 @@ def select_top(
     _select_kernel[(num_rows,)](
         scores, visible, blocks, out, scratch, scores.stride(0), blocks.shape[1] if blocks is not None else 0, k,
         BITS=8 * scores.element_size(), VECTOR=_vector(scores), HAS_BLOCKS=blocks is not None, GROUPED=is_grouped,
-        BLOCK=block, SLOTS=slots, num_warps=tiles.num_warps or _warps(block),
+        BLOCK=block, SLOTS=slots, num_warps=tiles.num_warps,
     )  # fmt: skip
     return out
 

@@ -56,14 +56,15 @@ class Tiles:
 def choose_tiles(num_rows: int, size: int, multiprocessors: int, deterministic: bool) -> Tiles:
     """Tiles for `num_rows` rows of `size` channels; with `deterministic` they do not depend on the number of rows."""
     if deterministic:
-        return Tiles(block_r=64, block_d=64, splits=4, num_warps=8)
+        return Tiles(block_r=64, block_d=64, splits=4, num_warps=8, num_stages=3)
     if num_rows >= 16 * multiprocessors:
         row_tiles = triton.cdiv(num_rows, 64)
-        splits = max(1, min(8, 2 * multiprocessors // row_tiles))
-        return Tiles(block_r=64, block_d=64, splits=splits, num_warps=8)
-    row_tiles = triton.cdiv(num_rows, 16)
-    splits = max(1, min(triton.cdiv(size, 128), 2 * multiprocessors // max(1, row_tiles)))
-    return Tiles(block_r=16, block_d=128, splits=splits, num_warps=4)
+        splits = max(1, min(4, 2 * multiprocessors // row_tiles))
+        return Tiles(block_r=64, block_d=64, splits=splits, num_warps=8, num_stages=3)
+    # few rows: as many programs as keep every multiprocessor loading
+    block_r, most = (16, 16) if num_rows <= 512 else (32, 8)
+    splits = max(1, min(most, triton.cdiv(size, 256), 2 * multiprocessors // triton.cdiv(max(1, num_rows), block_r)))
+    return Tiles(block_r=block_r, block_d=64, splits=splits, num_warps=4, num_stages=2)
 
 
 @triton.jit
@@ -94,9 +95,9 @@ def _store_streams(ptr, at, D, mask, x0, x1, x2, x3):
 def _load_projection(w_ptr, start, D, BLOCK_D: tl.constexpr):
     """[64, 4 BLOCK_D]: high and low half of fn for some channels, the streams of a channel side by side."""
     p, c = tl.arange(0, 64), tl.arange(0, 4 * BLOCK_D)
-    return tl.load(
-        w_ptr + p[:, None] * (4 * D) + start * 4 + c[None, :], mask=(start * 4 + c < 4 * D)[None, :], other=0.0
-    )
+    # the last 8 rows of each half are zero, and reading them would cost a quarter of the traffic
+    mask = (p % 32 < 24)[:, None] & (start * 4 + c < 4 * D)[None, :]
+    return tl.load(w_ptr + p[:, None] * (4 * D) + start * 4 + c[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -168,9 +169,25 @@ def _normalize(a, b, c, d, eps):
 
 
 @triton.jit
-def _logits(raw_ptr, base_ptr, row, is_row, sigma, first: tl.constexpr):
+def _load_columns(ptr, row, is_row, width: tl.constexpr, first: tl.constexpr, LANES: tl.constexpr):
+    """Four neighbouring columns of a [R, width] table by one access a row, each [LANES]."""
+    at = ptr + row[:, None] * width + first + tl.arange(0, 4)[None, :]
+    even, odd = tl.split(tl.reshape(tl.load(at, mask=is_row[:, None], other=0.0), (LANES, 2, 2)))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    return a, b, c, d
+
+
+@triton.jit
+def _store_columns(ptr, row, is_row, a, b, c, d, width: tl.constexpr, first: tl.constexpr, LANES: tl.constexpr):
+    at = ptr + row[:, None] * width + first + tl.arange(0, 4)[None, :]
+    tl.store(at, tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (LANES, 4)), mask=is_row[:, None])
+
+
+@triton.jit
+def _logits(raw_ptr, base_ptr, row, is_row, sigma, first: tl.constexpr, LANES: tl.constexpr):
     """Four neighbouring logits of each row."""
-    a, b, c, d = _four(raw_ptr, row, is_row, 32, first)
+    a, b, c, d = _load_columns(raw_ptr, row, is_row, 32, first, LANES)
     at = base_ptr + first
     return (
         tl.load(at) + a * sigma,
@@ -181,43 +198,37 @@ def _logits(raw_ptr, base_ptr, row, is_row, sigma, first: tl.constexpr):
 
 
 @triton.jit
-def _store_four(ptr, is_row, s0, s1, s2, s3):
-    """Four neighbouring columns."""
-    tl.store(ptr, s0, mask=is_row)
-    tl.store(ptr + 1, s1, mask=is_row)
-    tl.store(ptr + 2, s2, mask=is_row)
-    tl.store(ptr + 3, s3, mask=is_row)
-
-
-@triton.jit
 def _coefficients_kernel(
     part_ptr, base_ptr, scale_ptr, pre_ptr, post_ptr, comb_ptr, raw_ptr, R, num_splits, num_values, norm_eps, eps,
-    ITERS, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr,
+    ITERS, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * BLOCK_R
-    split, r, column = tl.arange(0, SPLITS), tl.arange(0, BLOCK_R), tl.arange(0, 32)
-    mask = ((first + r) < R)[None, :, None] & (split < num_splits)[:, None, None]
-    at = (split[:, None, None] * R.to(tl.int64) + (first + r)[None, :, None]) * 32 + column[None, None, :]
+    split, column = tl.arange(0, SPLITS), tl.arange(0, 32)
+    row = first + tl.arange(0, BLOCK_R)
+    mask = (row < R)[None, :, None] & (split < num_splits)[:, None, None]
+    at = (split[:, None, None] * R.to(tl.int64) + row[None, :, None]) * 32 + column[None, None, :]
     raw = tl.sum(tl.load(part_ptr + at, mask=mask, other=0.0), 0)
     # through memory, and every coefficient of a row is in one thread
-    at = (first + r)[:, None] * 32 + column[None, :]
-    tl.store(raw_ptr + at, raw, mask=((first + r) < R)[:, None])
+    tl.store(raw_ptr + row[:, None] * 32 + column[None, :], raw, mask=(row < R)[:, None])
     tl.debug_barrier()
-    row = first + r
+    # a thread for each row; more threads than rows do the same again
+    lane = tl.arange(0, LANES)
+    row = first + lane % BLOCK_R
     is_row = row < R
+    is_own = is_row & (lane < BLOCK_R)
     square = tl.load(raw_ptr + row * 32 + 24, mask=is_row, other=1.0)
     rstd = tl.rsqrt(square / num_values + norm_eps)
-    a, b, c, d = _logits(raw_ptr, base_ptr, row, is_row, rstd * tl.load(scale_ptr), 0)
+    a, b, c, d = _logits(raw_ptr, base_ptr, row, is_row, rstd * tl.load(scale_ptr), 0, LANES)
     a, b, c, d = tl.sigmoid(a) + eps, tl.sigmoid(b) + eps, tl.sigmoid(c) + eps, tl.sigmoid(d) + eps
-    _store_four(pre_ptr + row * 4, is_row, a, b, c, d)
-    a, b, c, d = _logits(raw_ptr, base_ptr, row, is_row, rstd * tl.load(scale_ptr + 1), 4)
+    _store_columns(pre_ptr, row, is_own, a, b, c, d, 4, 0, LANES)
+    a, b, c, d = _logits(raw_ptr, base_ptr, row, is_row, rstd * tl.load(scale_ptr + 1), 4, LANES)
     a, b, c, d = 2.0 * tl.sigmoid(a), 2.0 * tl.sigmoid(b), 2.0 * tl.sigmoid(c), 2.0 * tl.sigmoid(d)
-    _store_four(post_ptr + row * 4, is_row, a, b, c, d)
+    _store_columns(post_ptr, row, is_own, a, b, c, d, 4, 0, LANES)
     sigma = rstd * tl.load(scale_ptr + 2)
-    m00, m01, m02, m03 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 8)
-    m10, m11, m12, m13 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 12)
-    m20, m21, m22, m23 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 16)
-    m30, m31, m32, m33 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 20)
+    m00, m01, m02, m03 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 8, LANES)
+    m10, m11, m12, m13 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 12, LANES)
+    m20, m21, m22, m23 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 16, LANES)
+    m30, m31, m32, m33 = _logits(raw_ptr, base_ptr, row, is_row, sigma, 20, LANES)
     m00, m01, m02, m03 = _softmax(m00, m01, m02, m03, eps)
     m10, m11, m12, m13 = _softmax(m10, m11, m12, m13, eps)
     m20, m21, m22, m23 = _softmax(m20, m21, m22, m23, eps)
@@ -232,11 +243,10 @@ def _coefficients_kernel(
         m01, m11, m21, m31 = _normalize(m01, m11, m21, m31, eps)
         m02, m12, m22, m32 = _normalize(m02, m12, m22, m32, eps)
         m03, m13, m23, m33 = _normalize(m03, m13, m23, m33, eps)
-    comb_ptr += row * 16
-    _store_four(comb_ptr, is_row, m00, m01, m02, m03)
-    _store_four(comb_ptr + 4, is_row, m10, m11, m12, m13)
-    _store_four(comb_ptr + 8, is_row, m20, m21, m22, m23)
-    _store_four(comb_ptr + 12, is_row, m30, m31, m32, m33)
+    _store_columns(comb_ptr, row, is_own, m00, m01, m02, m03, 16, 0, LANES)
+    _store_columns(comb_ptr, row, is_own, m10, m11, m12, m13, 16, 4, LANES)
+    _store_columns(comb_ptr, row, is_own, m20, m21, m22, m23, 16, 8, LANES)
+    _store_columns(comb_ptr, row, is_own, m30, m31, m32, m33, 16, 12, LANES)
 
 
 def split_projection(fn: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -300,11 +310,11 @@ def launch_forward(
         for shape in ((STREAMS,), (STREAMS,), (STREAMS, STREAMS))
     )
     raw = torch.empty(num_rows, COLUMNS, device=device, dtype=torch.float32)
-    block = 32 if num_rows > 2048 and tiles.splits <= 4 else 8
+    block = 128 if tiles.splits <= 4 and num_rows > 1024 else 8
     if num_rows:
         _coefficients_kernel[(triton.cdiv(num_rows, block),)](
             part, base, scale, *new, raw, num_rows, tiles.splits, STREAMS * size, norm_eps, eps, iters,
-            SPLITS=triton.next_power_of_2(tiles.splits), BLOCK_R=block, num_warps=4,
+            SPLITS=triton.next_power_of_2(tiles.splits), BLOCK_R=block, LANES=128, num_warps=4,
         )  # fmt: skip
     return Launch(out, z, new, raw)
 

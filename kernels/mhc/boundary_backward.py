@@ -18,7 +18,6 @@ from burnish.kernels.mhc.boundary import (
     _four,
     _load_projection,
     _mix,
-    _store_four,
     _store_streams,
 )
 
@@ -171,6 +170,15 @@ def _turn(g0, g1, g2, g3, c0, c1, c2, c3):
 def _add_products(s0, s1, s2, s3, g, x0, x1, x2, x3):
     """Row sums of g times each input."""
     return s0 + tl.sum(g * x0, 1), s1 + tl.sum(g * x1, 1), s2 + tl.sum(g * x2, 1), s3 + tl.sum(g * x3, 1)
+
+
+@triton.jit
+def _store_four(ptr, is_row, s0, s1, s2, s3):
+    """Partial sums of four neighbouring columns."""
+    tl.store(ptr, s0, mask=is_row)
+    tl.store(ptr + 1, s1, mask=is_row)
+    tl.store(ptr + 2, s2, mask=is_row)
+    tl.store(ptr + 3, s3, mask=is_row)
 
 
 @triton.jit

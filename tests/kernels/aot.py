@@ -11,7 +11,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 
-TABLES = ("aot_quant", "aot_ced", "aot_decode")
+TABLES = ("aot_quant", "aot_ced", "aot_decode", "aot_mhc", "aot_index", "aot_loss")
 """Modules beside this file with ENTRIES: (label, kernel, signature, constexprs, options)."""
 SHARED_MEMORY_BYTES = 227 * 1024
 """What one program of sm_90 may have."""

